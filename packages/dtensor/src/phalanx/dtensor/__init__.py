@@ -9,8 +9,9 @@ Names and signatures follow torch.distributed.tensor.
 
 from phalanx.dtensor import _fsdp, checkpoint, native
 from phalanx.dtensor import composites as _composites
+from phalanx.dtensor._api import distribute_module, distribute_tensor
 from phalanx.dtensor._mesh import GridMesh
-from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.explain import explain
 from phalanx.dtensor.factories import empty, full, ones, rand, randn, zeros
 from phalanx.dtensor.interop import from_torch, to_torch

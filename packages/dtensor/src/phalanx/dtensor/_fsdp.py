@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api, layout, placing
+from phalanx.dtensor import layout, placing
 from phalanx.dtensor._mesh import describe
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import either_dtensor, fsdp_modules, joined_mesh, torch_spec
 from phalanx.dtensor.placements import Replicate, Shard, SizedShard, StridedShard, as_torch_placement, split_dim
 from phalanx.dtensor.spec import Spec
@@ -41,10 +42,10 @@ def register() -> None:
             return wrap_theirs(local, spec)
         if not local.numel():  # where the part of another dim is empty, FSDP makes the dim that it shards empty, too
             local = local.view(spec.local_shape)
-        return api.DTensor._wrap(local, spec, local.requires_grad)
+        return DTensor._wrap(local, spec, local.requires_grad)
 
     param._from_local_no_grad = wrap
-    param.DTensor = collectives.DTensor = either_dtensor(api.DTensor)
+    param.DTensor = collectives.DTensor = either_dtensor(DTensor)
     group.FSDPParam, group.FSDPParamGroup = _classes(group.FSDPParam, group.FSDPParamGroup)
 
 
@@ -56,7 +57,7 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
         _sharding_spec: Any
 
         def _init_sharding_spec(self, param: Any, fsdp_placement: Any, shard_dim: int) -> Any:
-            if not isinstance(param, api.DTensor):
+            if not isinstance(param, DTensor):
                 data = super()._init_sharding_spec(param, fsdp_placement, shard_dim)
                 if not self.is_dtensor:
                     self._sharding_spec = _beside(
@@ -157,7 +158,7 @@ def _beside(siblings: Sequence[Any], theirs: Any, data_parallel: Any) -> Any:
     """
     dims = data_parallel.ndim
     for sibling in siblings:
-        if not isinstance(sibling, api.DTensor):
+        if not isinstance(sibling, DTensor):
             continue
         mesh: Any = sibling._spec.mesh
         if mesh.mesh_dim_names is None or data_parallel.mesh_dim_names is None:

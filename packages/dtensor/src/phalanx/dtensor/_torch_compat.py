@@ -55,6 +55,8 @@ def _make_wrapper(cls: Any, local: torch.Tensor, spec: Any, requires_grad: bool)
 # A wrapper of `cls` with the slots _local_tensor and _spec: torch makes its own DTensors with the first, which takes
 # half the time. Read in 2.11 to 2.13.
 _new: Any = getattr(torch.Tensor, "_dtensor__new__", None)
+# Read in 2.11 to 2.13: the __torch_function__ of a class whose ops are seen below autograd only.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 make_wrapper: Callable[[Any, torch.Tensor, Any, bool], Any] = _make_wrapper if _new is None else _new
 
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.autograd import Function
 
-from phalanx.dtensor import api, placing, tracing
+from phalanx.dtensor import placing, tracing
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.placements import Partial, Placement, Replicate, split_dim
 from phalanx.dtensor.redistribute import transfer
@@ -50,7 +51,7 @@ def from_local(
     """See `DTensor.from_local`."""
     if not isinstance(local, torch.Tensor):
         raise TypeError(f"from_local: the local tensor must be a torch.Tensor, not {type(local).__name__}")
-    if isinstance(local, api.DTensor):
+    if isinstance(local, DTensor):
         raise TypeError("from_local: the local tensor is a DTensor: use its redistribute(), or give its to_local()")
     mesh = current_mesh("from_local") if mesh is None else tracing.real_mesh(mesh)
     if placements is None:
@@ -78,7 +79,7 @@ def from_local(
                 return made
         wanted = None if grad_placements is None else _wanted("from_local", spec, grad_placements)
         return _FromLocal.apply(local, spec, wanted)  # type: ignore[no-untyped-call]
-    return api.DTensor._wrap(local.detach() if local.requires_grad else local, spec)
+    return DTensor._wrap(local.detach() if local.requires_grad else local, spec)
 
 
 def _same_values(local: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
@@ -114,7 +115,7 @@ class _FromLocal(Function):
         ctx.spec, ctx.wanted = spec, wanted
         ctx.set_materialize_grads(False)
         # A tensor of its own, since autograd notes in the one that it gets what it is the result of.
-        return api.DTensor._wrap(local.detach(), spec)
+        return DTensor._wrap(local.detach(), spec)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -170,7 +171,7 @@ def _to_local_back(spec: Spec, grad: torch.Tensor, wanted: Any = None) -> Any:
     """The gradient of a DTensor of this spec, of whose local tensor it is `grad`."""
     made = spec.replace(placements=wanted or placing.gradient_placements(spec.placements), dtype=grad.dtype)
     if not grad.requires_grad:
-        return api.DTensor._wrap(grad, made)
+        return DTensor._wrap(grad, made)
     return _FromLocal.apply(grad, made, None)  # type: ignore[no-untyped-call]
 
 
@@ -216,7 +217,7 @@ def _moved(tensor: Any, mesh: Mesh, placements: Any, async_op: bool, dtype: torc
     if dtype != spec.dtype:
         spec, local = spec.replace(dtype=dtype), local.to(dtype)
     target = Spec(mesh, placements, spec.shape, spec.stride, dtype)
-    return api.DTensor._wrap(transfer(spec, target).run(local, async_op), target)
+    return DTensor._wrap(transfer(spec, target).run(local, async_op), target)
 
 
 class _Redistribute(Function):
@@ -229,7 +230,7 @@ class _Redistribute(Function):
         made = _moved(tensor, mesh, placements, async_op, dtype)
         # The input itself must not come out: autograd would take it for a view.
         local = made._local_tensor
-        return api.DTensor._wrap(local.view_as(local), made._spec) if local is tensor._local_tensor else made
+        return DTensor._wrap(local.view_as(local), made._spec) if local is tensor._local_tensor else made
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

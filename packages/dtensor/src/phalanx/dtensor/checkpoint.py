@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor import api, placing
+from phalanx.dtensor import _api, placing
 from phalanx.dtensor._mesh import GridMesh, coordinate_of
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import either_dtensor, state_dict_utils
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard, SizedShard, StridedShard
 from phalanx.dtensor.spec import Spec
@@ -128,20 +129,27 @@ def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
 
 
 def register() -> None:
-    """Have `get_model_state_dict` and its like gather and load DTensors of this package. Not collective."""
+    """Have checkpoints save and load DTensors of this package, and `get_model_state_dict` and its like gather them.
+
+    Not collective.
+    """
+    # The protocol by which torch.distributed.checkpoint knows tensors with shards.
+    DTensor.__create_write_items__ = lambda tensor, fqn, _: write_items(fqn, tensor)  # type: ignore[attr-defined]
+    DTensor.__create_chunk_list__ = chunk_list  # type: ignore[attr-defined]
+    DTensor.__get_tensor_shard__ = tensor_shard  # type: ignore[attr-defined]
     module = state_dict_utils
     distribute_theirs, load_theirs = module.distribute_tensor, module._distribute_tensors
-    module.DTensor = either_dtensor(api.DTensor)
+    module.DTensor = either_dtensor(DTensor)
 
     def distribute_tensor(tensor: torch.Tensor, mesh: Any, placements: Sequence[Any], **options: Any) -> Any:
         if any(isinstance(one, AnyPlacement) for one in placements):
-            return api.distribute_tensor(tensor, mesh, placements, **options)
+            return _api.distribute_tensor(tensor, mesh, placements, **options)
         return distribute_theirs(tensor, mesh, placements, **options)
 
     def _distribute_tensors(state: dict[str, Any], keys: list[str], *args: Any, **kwargs: Any) -> None:
         for key in keys:
             entry = state.get(key)
-            if type(entry) is tuple and isinstance(entry[0], api.DTensor):
+            if type(entry) is tuple and isinstance(entry[0], DTensor):
                 state[key] = _loaded(*entry)
         load_theirs(state, keys, *args, **kwargs)
 
@@ -154,7 +162,7 @@ def _loaded(tensor: Any, values: torch.Tensor) -> Any:
     part = placing.local_part(values.detach(), tensor._spec.replace(dtype=values.dtype), None)
     if tensor.is_meta:
         part = part.clone() if part is values or part._is_view() else part
-        return api.DTensor._wrap(part, tensor._spec.replace(dtype=values.dtype))
+        return DTensor._wrap(part, tensor._spec.replace(dtype=values.dtype))
     tensor._local_tensor.copy_(part)
     return tensor
 
@@ -165,5 +173,5 @@ def _loaded(tensor: Any, values: torch.Tensor) -> Any:
 def allow_loading() -> None:
     """Let torch.load(weights_only=True) make DTensors of this package: none of the classes runs code of a file."""
     torch.serialization.add_safe_globals(
-        [api.DTensor, Spec, Shard, SizedShard, StridedShard, Replicate, Partial, DeviceMesh, GridMesh]
+        [DTensor, Spec, Shard, SizedShard, StridedShard, Replicate, Partial, DeviceMesh, GridMesh]
     )

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api, mode, tracing
+from phalanx.dtensor import mode, tracing
 from phalanx.dtensor._mesh import coordinate_of
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import before_autograd
 
 _NAMES = (
@@ -37,7 +38,7 @@ _NAMES = (
 
 def _replicating(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if not any(
-        isinstance(one, api.DTensor)
+        isinstance(one, DTensor)
         for value in (*args, *kwargs.values())
         for one in (value if isinstance(value, (list, tuple)) else (value,))
     ):
@@ -50,7 +51,7 @@ def _replicating(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 def _check_classes(index: Any, num_classes: int = -1) -> None:
     """What torch checks of one_hot, but not of tensors that have a __torch_dispatch__: it would give zeros."""
-    if not isinstance(index, api.DTensor) or not index.numel() or tracing.is_traced():
+    if not isinstance(index, DTensor) or not index.numel() or tracing.is_traced():
         return
     spec = index._spec
     if spec.is_replicated:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api, mode, planner
+from phalanx.dtensor import mode, planner
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import make_wrapper
 from phalanx.dtensor.plan import Plan, check_writable
 from phalanx.dtensor.spec import Spec
@@ -27,7 +28,7 @@ _ATOMS = frozenset(
 def dispatch(cls: Any, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
     """Run an op on DTensors. Collective where the op is."""
     # The hot path: everything in it is paid by every op.
-    dtensor = api.DTensor
+    dtensor = DTensor
     key: list[Any] = [func]
     values: list[Any] = []
     for value in args:
@@ -74,7 +75,7 @@ def _add_list(key: list[Any], given: list[Any]) -> list[Any] | None:
         if kind is int:
             key.append(value)
             values.append(value)
-        elif kind is api.DTensor:
+        elif kind is DTensor:
             key.append(value._spec)
             values.append(value._local_tensor)
         else:
@@ -86,7 +87,7 @@ def _add_list(key: list[Any], given: list[Any]) -> list[Any] | None:
 def _several(form: Any, results: Sequence[Any]) -> Any:
     """The results of an op that has several."""
     kind, specs = form
-    dtensor = api.DTensor
+    dtensor = DTensor
     return kind(
         [
             None if spec is None else make_wrapper(dtensor, one, spec, False)
@@ -139,7 +140,7 @@ def _part(value: Any) -> Any:
     kind = type(value)
     if kind in _ATOMS:
         return kind, value
-    if isinstance(value, api.DTensor):
+    if isinstance(value, DTensor):
         if type(value._spec) is not Spec:
             raise _NoKey
         return value._spec
@@ -167,7 +168,7 @@ def _hot_key(func: Any, args: Sequence[Any]) -> tuple[Any, ...] | None:
     """The key that the hot path makes of a call; None: it makes none."""
     key: list[Any] = [func]
     for value in args:
-        if type(value) is api.DTensor:
+        if type(value) is DTensor:
             key.append(value._spec)
         elif type(value) in _ATOMS:
             key += (type(value), value)

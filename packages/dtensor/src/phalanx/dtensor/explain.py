@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phalanx.dtensor import api, fallback, planner
+from phalanx.dtensor import fallback, planner
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.debug._torch_compat import is_higher_order, tree_leaves
 from phalanx.dtensor.debug.comm_mode import counted_as
 from phalanx.dtensor.plan import Plan, RulePlan
@@ -141,7 +142,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if is_higher_order(func):
             return func(*args, **kwargs)
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, api.DTensor)]
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor)]
         if not given:
             name = counted_as(func)
             if name is not None:
@@ -151,7 +152,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._open.append(record)
         try:
             with self:  # what it is made of is seen as well
-                result = api.DTensor.__torch_dispatch__(func, types, args, kwargs)
+                result = DTensor.__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._open.pop()
         record.outputs = [_described(one) for one in tree_leaves(result) if one is not None]
@@ -185,6 +186,6 @@ def _kind(plan: Plan) -> str:
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, api.DTensor):
+    if isinstance(value, DTensor):
         return str(value._spec)
     return f"plain {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

@@ -14,7 +14,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.random import Kind
-from phalanx.dtensor import api
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.filling import Law, fill_local
 from phalanx.dtensor.placements import Placement, Replicate
@@ -53,10 +53,10 @@ def _spec(
     return spec
 
 
-def _made(spec: Spec, requires_grad: bool, fill: Callable[[torch.Tensor], Any]) -> "api.DTensor":
+def _made(spec: Spec, requires_grad: bool, fill: Callable[[torch.Tensor], Any]) -> DTensor:
     local = torch.empty_strided(spec.local_shape, spec.local_stride, dtype=spec.dtype, device=spec.mesh.device_type)
     fill(local)
-    return api.DTensor._wrap(local, spec, requires_grad)
+    return DTensor._wrap(local, spec, requires_grad)
 
 
 def zeros(
@@ -66,7 +66,7 @@ def zeros(
     layout: torch.layout = torch.strided,
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
-) -> "api.DTensor":
+) -> DTensor:
     """A DTensor of zeros. Not collective; on a rank outside the mesh its local tensor is empty.
 
     Args:
@@ -99,7 +99,7 @@ def ones(
     layout: torch.layout = torch.strided,
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
-) -> "api.DTensor":
+) -> DTensor:
     """A DTensor of ones; everything else as for `zeros`. Not collective."""
     spec = _spec("ones", size, dtype, layout, device_mesh, placements)
     return _made(spec, requires_grad, lambda local: local.fill_(1))
@@ -112,7 +112,7 @@ def empty(
     layout: torch.layout = torch.strided,
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
-) -> "api.DTensor":
+) -> DTensor:
     """A DTensor of whatever is in memory, which differs between ranks; else as for `zeros`. Not collective."""
     spec = _spec("empty", size, dtype, layout, device_mesh, placements)
     return _made(spec, requires_grad, lambda local: None)
@@ -127,7 +127,7 @@ def full(
     layout: torch.layout = torch.strided,
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
-) -> "api.DTensor":
+) -> DTensor:
     """A DTensor of one value; everything else as for `zeros`. Not collective.
 
     Args:
@@ -140,7 +140,7 @@ def full(
     return _made(spec, requires_grad, lambda local: local.fill_(fill_value))
 
 
-def _random(law: Law, who: str, spec: Spec, requires_grad: bool) -> "api.DTensor":
+def _random(law: Law, who: str, spec: Spec, requires_grad: bool) -> DTensor:
     if not (spec.dtype.is_floating_point or (spec.dtype.is_complex and law.kind is Kind.NORMAL)):
         raise RuntimeError(f"{who}: not implemented for {spec.dtype}: write dtype=torch.float32, and convert")
     key = draw_key(spec.mesh)
@@ -154,7 +154,7 @@ def rand(
     layout: torch.layout = torch.strided,
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
-) -> "api.DTensor":
+) -> DTensor:
     """A DTensor of uniform numbers in [0, 1); everything else as for `zeros`.
 
     The numbers do not depend on mesh and placements (see `phalanx.dtensor.random`). Collective only where it is the
@@ -171,7 +171,7 @@ def randn(
     layout: torch.layout = torch.strided,
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
-) -> "api.DTensor":
+) -> DTensor:
     """A DTensor of standard normal numbers; everything else as for `rand`."""
     spec = _spec("randn", size, dtype, layout, device_mesh, placements)
     return _random(Law(Kind.NORMAL, 0.0, 1.0), "randn", spec, requires_grad)

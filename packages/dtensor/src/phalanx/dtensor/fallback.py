@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api, mode
+from phalanx.dtensor import mode
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import decomposition, lazy_changes_made
 from phalanx.dtensor.placements import Replicate
 from phalanx.dtensor.plan import (
@@ -69,7 +70,7 @@ def decomposed(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _is_distributed(result: Any) -> bool:
     values = result if isinstance(result, (list, tuple)) else [result]
-    return all(isinstance(one, api.DTensor) or not isinstance(one, torch.Tensor) for one in values)
+    return all(isinstance(one, DTensor) or not isinstance(one, torch.Tensor) for one in values)
 
 
 # ---- written back ---------------------------------------------------------------------------------------------------
@@ -115,7 +116,7 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     values = bound(op, args, kwargs)
     index = written_arguments(op)[0]
     into = values[index]
-    if not isinstance(into, api.DTensor):
+    if not isinstance(into, DTensor):
         raise RuntimeError(
             f"{op}: got mixed distributed and non-distributed tensors: it writes into a plain tensor; make that a "
             "DTensor, or take the op that returns a new one"
@@ -144,7 +145,7 @@ def whole_spec(spec: Spec) -> Spec:
 
 def whole_of(value: Any) -> Any:
     """An argument with whole local tensors in the place of DTensors. Collective where they are not whole."""
-    if isinstance(value, api.DTensor):
+    if isinstance(value, DTensor):
         return transfer(value._spec, whole_spec(value._spec)).run(value._local_tensor)
     if is_list(value):
         return [whole_of(one) for one in value]
@@ -185,7 +186,7 @@ def _dtensors(values: Sequence[Any]) -> list[Any]:
     found: list[Any] = []
     for value in values:
         for one in value if is_list(value) else [value]:
-            if isinstance(one, api.DTensor):
+            if isinstance(one, DTensor):
                 found.append(one)
     return found
 
@@ -194,14 +195,14 @@ def _own(value: Any, local: Any) -> Any:
     """What is written into: where it was a copy anyway, that; a replicated tensor as it is."""
     if is_list(value):
         return [_own(one, part) for one, part in zip(value, local, strict=True)]
-    return local.clone() if isinstance(value, api.DTensor) and not value._spec.is_replicated else local
+    return local.clone() if isinstance(value, DTensor) and not value._spec.is_replicated else local
 
 
 def _bring_back(op: Any, value: Any, whole: Any) -> None:
     if is_list(value):
         for one, part in zip(value, whole, strict=True):
             _bring_back(op, one, part)
-    elif isinstance(value, api.DTensor) and not value._spec.is_replicated:
+    elif isinstance(value, DTensor) and not value._spec.is_replicated:
         if whole.shape != value.shape:
             raise RuntimeError(f"{op}: it resizes a DTensor, which cannot be: redistribute it to Replicate first")
         value._local_tensor.copy_(transfer(whole_spec(value._spec), value._spec).run(whole))
@@ -220,10 +221,10 @@ def _wrapped_one(op: Any, result: Any, index: int, values: list[Any], mesh: Any,
         return values[argument]
     if isinstance(result, list):
         return [_wrapped_one(op, one, index, values, mesh, is_copy) for one in result]
-    if not isinstance(result, torch.Tensor) or isinstance(result, api.DTensor):
+    if not isinstance(result, torch.Tensor) or isinstance(result, DTensor):
         return result
     spec = Spec(mesh, (Replicate(),) * mesh.ndim, result.shape, result.stride(), result.dtype)
-    made = api.DTensor._wrap(result, spec)
+    made = DTensor._wrap(result, spec)
     returns = op._schema.returns
     if is_copy and index < len(returns) and returns[index].alias_info is not None:
         made._is_view_of_copy = True  # type: ignore[attr-defined]

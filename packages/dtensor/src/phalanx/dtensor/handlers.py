@@ -10,11 +10,27 @@ from typing import Any
 import torch
 
 import phalanx.collectives as pc
-from phalanx.dtensor import api, fallback, lists, plan
+from phalanx.dtensor import fallback, lists, plan
 from phalanx.dtensor._mesh import coordinate_of
-from phalanx.dtensor._torch_compat import is_recorded, untraced
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import is_recorded
 from phalanx.dtensor.agreement import recorded, sent_over
+from phalanx.dtensor.algorithms import (  # noqa: F401  (each registers its algorithms)
+    attention,
+    batch_norm,
+    classes,
+    extreme,
+    halo,
+    lookup,
+    moments,
+    norm,
+    registry,
+    scan,
+    top,
+    weighted,
+)
 from phalanx.dtensor.placements import Replicate
+from phalanx.dtensor.random_ops import RANDOM_OPS
 from phalanx.dtensor.redistribute import transfer
 from phalanx.dtensor.spec import Spec
 
@@ -41,9 +57,6 @@ def find(op: Any) -> Handler | None:
     found = _handlers.get(op)
     if found is not None:
         return found
-    with untraced():
-        from phalanx.dtensor.random_ops import RANDOM_OPS
-
     random: Handler | None = RANDOM_OPS.get(op)
     return random or lists.find(op)
 
@@ -52,10 +65,8 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
     """An algorithm of our own for a call whose rule would bring inputs together, or without one; None: none."""
     if choice is not None and not moves:
         return None
-    from phalanx.dtensor.algorithms import find as find_algorithm
-
     given = _all_distributed(values)
-    found: Handler | None = find_algorithm(op, choice, moves, values if given is None else given)
+    found: Handler | None = registry.find(op, choice, moves, values if given is None else given)
     if found is None:
         return None
     function = found if given is None else _distributing(found)
@@ -63,7 +74,7 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
     def run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not is_recorded():
             return function(op, args, kwargs)
-        spec = next(one for one in _flat((*args, *kwargs.values())) if isinstance(one, api.DTensor))._spec
+        spec = next(one for one in _flat((*args, *kwargs.values())) if isinstance(one, DTensor))._spec
         with recorded((sent_over(spec.mesh, f"{op}, by an algorithm of its own,"),), spec.dtype):
             return function(op, args, kwargs)
 
@@ -81,17 +92,17 @@ def _flat(values: Sequence[Any]) -> list[Any]:
 def _all_distributed(values: Sequence[Any]) -> list[Any] | None:
     """Arguments with plain tensors, where these count as replicated, as DTensors; None if there are none."""
     leaves = _flat(values)
-    if not any(isinstance(one, torch.Tensor) and not isinstance(one, api.DTensor) for one in leaves):
+    if not any(isinstance(one, torch.Tensor) and not isinstance(one, DTensor) for one in leaves):
         return None
-    mesh = next(one._spec.mesh for one in leaves if isinstance(one, api.DTensor))
+    mesh = next(one._spec.mesh for one in leaves if isinstance(one, DTensor))
     whole = (Replicate(),) * mesh.ndim
 
     def made(value: Any) -> Any:
         if plan.is_list(value):
             return [made(one) for one in value]
-        if not isinstance(value, torch.Tensor) or isinstance(value, api.DTensor):
+        if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
             return value
-        return api.DTensor._wrap(value, Spec(mesh, whole, value.shape, value.stride(), value.dtype))
+        return DTensor._wrap(value, Spec(mesh, whole, value.shape, value.stride(), value.dtype))
 
     return [made(value) for value in values]
 
@@ -111,7 +122,7 @@ def _item(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 @handles(aten.equal.default)
 def _equal(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     first, second = args
-    if not (isinstance(first, api.DTensor) and isinstance(second, api.DTensor)):
+    if not (isinstance(first, DTensor) and isinstance(second, DTensor)):
         raise RuntimeError("equal: got mixed distributed and non-distributed tensors: make both DTensors")
     if first.shape != second.shape:
         return False
@@ -153,7 +164,7 @@ def _new_strided(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     local = torch.empty_strided(
         made.local_shape, made.local_stride, dtype=made.dtype, device=kwargs.get("device") or tensor.device
     )
-    return api.DTensor._wrap(local, made)
+    return DTensor._wrap(local, made)
 
 
 # ---- views that change the tensor itself ----------------------------------------------------------------------------

@@ -14,13 +14,14 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor as TorchDTensor
 
-from phalanx.dtensor import api, placing
+from phalanx.dtensor import placing
 from phalanx.dtensor._mesh import describe
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placements import as_torch_placement
 from phalanx.dtensor.spec import Spec
 
 
-def from_torch(tensor: TorchDTensor) -> "api.DTensor":
+def from_torch(tensor: TorchDTensor) -> DTensor:
     """A DTensor of this package over the memory of torch's. Differentiable. Not collective.
 
     Args:
@@ -38,13 +39,13 @@ def from_torch(tensor: TorchDTensor) -> "api.DTensor":
             "becomes one with DTensor.from_local or distribute_tensor"
         )
     if tensor.requires_grad and torch.is_grad_enabled():
-        made: api.DTensor = _FromTorch.apply(tensor)  # type: ignore[no-untyped-call]
+        made: DTensor = _FromTorch.apply(tensor)  # type: ignore[no-untyped-call]
     else:
         made = _ours(tensor)
     return made
 
 
-def to_torch(tensor: "api.DTensor") -> TorchDTensor:
+def to_torch(tensor: DTensor) -> TorchDTensor:
     """torch's DTensor over the memory of one of this package. Differentiable. Not collective.
 
     Args:
@@ -57,7 +58,7 @@ def to_torch(tensor: "api.DTensor") -> TorchDTensor:
         TypeError: It is no DTensor of this package.
         ValueError: torch has no such placement, or there are no ranks behind the mesh.
     """
-    if not isinstance(tensor, api.DTensor):
+    if not isinstance(tensor, DTensor):
         raise TypeError(f"to_torch: a phalanx.dtensor.DTensor is needed, not {type(tensor).__name__}")
     if not isinstance(tensor._spec.mesh, DeviceMesh):
         raise ValueError(
@@ -78,7 +79,7 @@ def _ours(tensor: Any) -> Any:
     with torch.no_grad():
         local = tensor.to_local()
     spec = Spec(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), tensor.dtype)
-    return api.DTensor._wrap(local, spec)
+    return DTensor._wrap(local, spec)
 
 
 def _theirs(tensor: Any) -> Any:
@@ -110,7 +111,7 @@ class _FromTorch(Function):
         made = _ours(tensor)
         ctx.spec = made._spec
         ctx.set_materialize_grads(False)
-        return api.DTensor._wrap(made._local_tensor.view_as(made._local_tensor), made._spec)
+        return DTensor._wrap(made._local_tensor.view_as(made._local_tensor), made._spec)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api, fallback, mode
+from phalanx.dtensor import fallback, mode
 from phalanx.dtensor._mesh import coordinate_of, token
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.algorithms.parts import check_strict, reduced
 from phalanx.dtensor.placements import Partial
 from phalanx.dtensor.plan import bound, call_bound, is_list, local_of, written_arguments
@@ -47,7 +48,7 @@ def foreach(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             return None
         specs = [one._spec for one in values[0]]
         return [
-            api.DTensor._wrap(local, spec if local.dtype == spec.dtype else spec.replace(dtype=local.dtype))
+            DTensor._wrap(local, spec if local.dtype == spec.dtype else spec.replace(dtype=local.dtype))
             for local, spec in zip(result, specs, strict=True)
         ]
     return _by_element(op, values)
@@ -58,17 +59,17 @@ def _is_aligned(op: Any, values: Sequence[Any]) -> bool:
     base = op._schema.name.split("::")[1].removeprefix("_foreach_").rstrip("_")
     if base in _NOT_BY_ELEMENT or not values or not is_list(values[0]):
         return False
-    if not all(isinstance(one, api.DTensor) and not one._spec.is_partial for one in values[0]):
+    if not all(isinstance(one, DTensor) and not one._spec.is_partial for one in values[0]):
         return False
     for value in values[1:]:
-        if isinstance(value, api.DTensor) or (isinstance(value, torch.Tensor) and value.ndim):
+        if isinstance(value, DTensor) or (isinstance(value, torch.Tensor) and value.ndim):
             return False
         if not is_list(value) or not any(isinstance(one, torch.Tensor) for one in value):
             continue
         if len(value) != len(values[0]):
             return False
         for one, first in zip(value, values[0], strict=True):
-            if not isinstance(one, api.DTensor):
+            if not isinstance(one, DTensor):
                 return False
             own, model = one._spec, first._spec
             if own.mesh is not model.mesh or own.placements != model.placements or own.shape != model.shape:
@@ -110,7 +111,7 @@ def _by_element(op: Any, values: Sequence[Any]) -> Any:
 def unscale(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Multiply gradients, and note on every rank whether any rank has one that is not finite. For GradScaler."""
     gradients, found, factor = bound(op, args, kwargs)
-    if not all(isinstance(one, api.DTensor) and not one._spec.is_partial for one in gradients):
+    if not all(isinstance(one, DTensor) and not one._spec.is_partial for one in gradients):
         return fallback.replicated(op, args, kwargs)
     check_strict(op)
     for one in gradients:
@@ -135,7 +136,7 @@ def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     parameters = values[0]
     written = set(written_arguments(op))
     for one in parameters:
-        if not isinstance(one, api.DTensor):
+        if not isinstance(one, DTensor):
             raise RuntimeError(f"{op}: got mixed distributed and non-distributed tensors among the parameters")
         if any(type(placement) is Partial for placement in one._spec.placements):
             raise RuntimeError(f"{op}: a parameter is Partial, which an optimizer cannot change: redistribute it")
@@ -156,13 +157,13 @@ def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 
 def _bring_back(value: Any, parameter: Any, local: torch.Tensor) -> None:
     """Write what the op has made of a state that was brought to its parameter where it came from."""
-    if isinstance(value, api.DTensor) and local is not value._local_tensor and value.shape == parameter.shape:
+    if isinstance(value, DTensor) and local is not value._local_tensor and value.shape == parameter.shape:
         moved = transfer(parameter._spec.replace(dtype=value.dtype), value._spec).run(local)
         value._local_tensor.copy_(moved)
 
 
 def _as_parameter(op: Any, value: Any, parameter: Any) -> Any:
-    if not isinstance(value, api.DTensor) or value.shape != parameter.shape:
+    if not isinstance(value, DTensor) or value.shape != parameter.shape:
         return local_of(value)
     spec = parameter._spec
     if value._spec.placements == spec.placements:

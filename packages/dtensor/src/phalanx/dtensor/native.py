@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.collectives import building
-from phalanx.dtensor import api, autograd, dispatch
+from phalanx.dtensor import autograd, dispatch
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.spec import Spec
 
 log = logging.getLogger("phalanx.dtensor")
@@ -85,7 +86,7 @@ def why_not() -> str | None:
 
 
 def _start(module: Any) -> None:
-    module.open(api.DTensor, recipe)
+    module.open(DTensor, recipe)
     autograd.use_native(module)
     _loaded.append(module)
     dispatch.on_forget(module.forget)

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api
 from phalanx.dtensor._mesh import token
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import bare, is_recorded
 from phalanx.dtensor.agreement import moved_once
 from phalanx.dtensor.bounds import Bound, check_bounds
@@ -110,7 +110,7 @@ def is_list(value: Any) -> bool:
 
 def local_of(value: Any) -> Any:
     """An argument with local tensors in the place of DTensors."""
-    if isinstance(value, api.DTensor):
+    if isinstance(value, DTensor):
         return value._local_tensor
     if is_list(value):
         return [local_of(one) for one in value]
@@ -170,8 +170,8 @@ def check_writable(op: Any, tensor: Any) -> None:
 
 def _lies_elsewhere(tensor: Any) -> bool:
     """Whether autograd takes a DTensor for a view of one whose local tensor has other memory."""
-    base = tensor._base if isinstance(tensor, api.DTensor) else None
-    if not isinstance(base, api.DTensor):
+    base = tensor._base if isinstance(tensor, DTensor) else None
+    if not isinstance(base, DTensor):
         return False
     mine, theirs = tensor._local_tensor, base._local_tensor
     if type(mine) is not torch.Tensor or type(theirs) is not torch.Tensor:
@@ -288,7 +288,7 @@ class RulePlan(Plan):
                 spec = self.specs[entry]
                 assert spec is not None
                 local = make(spec) if make is not None else results[entry]
-                wrapped = api.DTensor._wrap(local, spec)
+                wrapped = DTensor._wrap(local, spec)
                 if self.is_view_of_copy:
                     wrapped._is_view_of_copy = True  # type: ignore[attr-defined]
                 done.append(wrapped)

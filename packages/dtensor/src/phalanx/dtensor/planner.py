@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api, fallback, handlers, meta, mode
+from phalanx.dtensor import fallback, handlers, meta, mode
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import bare, in_decomposition
 from phalanx.dtensor.bounds import bounds_of
 from phalanx.dtensor.placements import (
@@ -29,6 +30,7 @@ from phalanx.dtensor.placements import (
 )
 from phalanx.dtensor.plan import VIEW, Move, Plan, RulePlan, bound, is_list, viewed, written_arguments
 from phalanx.dtensor.redistribute import transfer
+from phalanx.dtensor.rules import tables as _tables  # noqa: F401  (fills the registry)
 from phalanx.dtensor.rules.conditions import Aligned, AllOne, EachHas, Even
 from phalanx.dtensor.rules.cost import Choice, choose, default_model
 from phalanx.dtensor.rules.local import LocalWork, local_work
@@ -86,7 +88,7 @@ def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
     """The mesh of all DTensors among the arguments."""
     mesh: Mesh | None = None
     for _, _, tensor in leaves:
-        if isinstance(tensor, api.DTensor):
+        if isinstance(tensor, DTensor):
             own = tensor._spec.mesh
             if mesh is None:
                 mesh = own
@@ -101,7 +103,7 @@ def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
 
 def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> Spec:
     """What an argument is: a plain tensor of one element counts as replicated, as in torch; no other may be there."""
-    if isinstance(tensor, api.DTensor):
+    if isinstance(tensor, DTensor):
         return tensor._spec
     # What torch makes of shapes while it takes an op apart is the same on all ranks.
     if tensor.numel() != 1 and not mode.replicates() and not in_decomposition():

@@ -31,7 +31,8 @@ from typing import Any
 import torch
 
 from phalanx.core.random import Kind
-from phalanx.dtensor import api, fallback
+from phalanx.dtensor import fallback
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.filling import Law
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.random_laws import bernoulli, need, normal, uniform, whole_numbers
@@ -172,7 +173,7 @@ def _like(op: Any, args: Sequence[Any], kwargs: dict[str, Any], law: Callable[[t
     like = distributed(op, given["self"])
     spec = spec_like(like._spec, given["dtype"], given["memory_format"])
     device = given["device"] or like._local_tensor.device
-    return api.DTensor._wrap(new_local(spec, law(spec.dtype), given.get("generator"), device), spec)
+    return DTensor._wrap(new_local(spec, law(spec.dtype), given.get("generator"), device), spec)
 
 
 @_handles(aten.rand_like.default, aten.rand_like.generator)
@@ -211,7 +212,7 @@ def _of_probabilities(op: Any, p: torch.Tensor, spec: Spec, generator: torch.Gen
 
 def _broadcast(op: Any, value: Any, spec: Spec) -> torch.Tensor:
     """The local values of a DTensor, or of a number, that is broadcast to the shape of a spec."""
-    if value.ndim == 0 and not isinstance(value, api.DTensor):
+    if value.ndim == 0 and not isinstance(value, DTensor):
         plain: torch.Tensor = value
         return plain
     value = distributed(op, value)
@@ -225,14 +226,14 @@ def _broadcast(op: Any, value: Any, spec: Spec) -> torch.Tensor:
 def _bernoulli_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     p, generator = bound(op, args, kwargs)
     spec = spec_like(p._spec, None, None)
-    return api.DTensor._wrap(_of_probabilities(op, read(p), spec, generator), spec)
+    return DTensor._wrap(_of_probabilities(op, read(p), spec, generator), spec)
 
 
 @_handles(aten.bernoulli.Tensor)
 def _bernoulli_tensor(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     like, p, generator = bound(op, args, kwargs)
     spec = spec_like(distributed(op, like)._spec, None, None)
-    return api.DTensor._wrap(_of_probabilities(op, _broadcast(op, p, spec), spec, generator), spec)
+    return DTensor._wrap(_of_probabilities(op, _broadcast(op, p, spec), spec, generator), spec)
 
 
 @_handles(aten.bernoulli.p)
@@ -243,7 +244,7 @@ def _bernoulli_p(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 def _new_like(op: Any, like: Any, law: Callable[[torch.dtype], Law], generator: torch.Generator | None) -> Any:
     spec = spec_like(like._spec, None, None)
-    return api.DTensor._wrap(new_local(spec, law(spec.dtype), generator, like._local_tensor.device), spec)
+    return DTensor._wrap(new_local(spec, law(spec.dtype), generator, like._local_tensor.device), spec)
 
 
 @_handles(aten.normal.float_Tensor, aten.normal.Tensor_float, aten.normal.Tensor_Tensor)
@@ -264,7 +265,7 @@ def _normal_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     spec = spec.replace(shape=spec.shape)  # without gaps, whatever the stride of what is read
     drawn = new_local(spec, Law(Kind.NORMAL, 0.0, 1.0), given["generator"], tensors[0]._local_tensor.device)
     # Two steps: a fused one would round differently where the processor has it.
-    return api.DTensor._wrap(drawn.mul_(std).add_(mean), spec)
+    return DTensor._wrap(drawn.mul_(std).add_(mean), spec)
 
 
 # ---- dropout --------------------------------------------------------------------------------------------------------
@@ -283,11 +284,11 @@ def _native_dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     if train is False:
         mask_spec = x._spec.replace(placements=whole_values(x._spec).placements, shape=x.shape, dtype=torch.bool)
         ones = empty_local(mask_spec, x._local_tensor.device).fill_(True)
-        return api.DTensor._wrap(x._local_tensor.clone(), x._spec), api.DTensor._wrap(ones, mask_spec)
+        return DTensor._wrap(x._local_tensor.clone(), x._spec), DTensor._wrap(ones, mask_spec)
     mask, mask_spec = _mask(op, x, keep)
     local = read(x)
     out = local.mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep)
-    return api.DTensor._wrap(out, whole_values(x._spec)), api.DTensor._wrap(mask, mask_spec)
+    return DTensor._wrap(out, whole_values(x._spec)), DTensor._wrap(mask, mask_spec)
 
 
 @_handles(aten._fused_dropout.default)
@@ -296,7 +297,7 @@ def _fused_dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     mask, mask_spec = _mask(op, x, keep, generator)
     out = read(x).mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep)
     byte = mask_spec.replace(dtype=torch.uint8)
-    return api.DTensor._wrap(out, whole_values(x._spec)), api.DTensor._wrap(mask.to(torch.uint8), byte)
+    return DTensor._wrap(out, whole_values(x._spec)), DTensor._wrap(mask.to(torch.uint8), byte)
 
 
 @_handles(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default)
@@ -320,7 +321,7 @@ def _rrelu_with_noise(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     if written:
         x._local_tensor.copy_(made)
         return x
-    return api.DTensor._wrap(made, spec)
+    return DTensor._wrap(made, spec)
 
 
 # ---- the rest -------------------------------------------------------------------------------------------------------

@@ -5,8 +5,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from phalanx.dtensor import api, random_traced
+from phalanx.dtensor import random_traced
 from phalanx.dtensor._mesh import Mesh
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.filling import Law, fill_local
 from phalanx.dtensor.placements import Partial, Replicate
 from phalanx.dtensor.plan import bound
@@ -22,7 +23,7 @@ def arguments_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
 
 
 def distributed(op: Any, value: Any) -> Any:
-    if not isinstance(value, api.DTensor):
+    if not isinstance(value, DTensor):
         raise RuntimeError(
             f"{op}: got mixed distributed and non-distributed tensors: every tensor among its arguments must be a "
             "DTensor; make one with distribute_tensor, or with DTensor.from_local of what ranks have alike"

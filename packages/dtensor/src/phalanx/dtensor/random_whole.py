@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from phalanx.core.random import Kind
-from phalanx.dtensor import api, fallback
+from phalanx.dtensor import fallback
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.filling import Law
 from phalanx.dtensor.placements import Partial, Replicate, split_dim
 from phalanx.dtensor.plan import bound
@@ -41,7 +42,7 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     local = read(p, spec)
     if is_outside(spec):
         key_for(spec.mesh, generator)
-        return api.DTensor._wrap(empty_local(out, local.device), out)
+        return DTensor._wrap(empty_local(out, local.device), out)
     if not is_traced():
         _check_probabilities(op, p, local)
     if replacement:
@@ -54,7 +55,7 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         flat = spec.replace(shape=spec.shape, dtype=torch.float64)
         clocks = new_local(flat, Law(Kind.EXPONENTIAL, 1.0, 0.0), generator, local.device)
         chosen = (local.double() / clocks).topk(count, dim=-1).indices
-    return api.DTensor._wrap(chosen, out)
+    return DTensor._wrap(chosen, out)
 
 
 def _check_probabilities(op: Any, p: Any, local: torch.Tensor) -> None:
@@ -86,7 +87,7 @@ def seeded_fallback(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         one._spec.mesh
         for value in values
         for one in (value if isinstance(value, (list, tuple)) else [value])
-        if isinstance(one, api.DTensor)
+        if isinstance(one, DTensor)
     )
     given = values[names.index("generator")] if "generator" in names else None
     key = draw_key(mesh, given)

@@ -1,4 +1,4 @@
-"""Attention of queries, keys and values that are sharded on the sequence: round a ring (`parallel/context.py`).
+"""Attention of queries, keys and values that are sharded on the sequence: round a ring (`ring_attention.py`).
 
 The output stays sharded on the sequence, and no rank ever has all keys. With a StridedShard, of which each rank has
 pieces from the head and from further back, causal attention costs ranks about the same.
@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.dtensor._mesh import coordinate_of
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import brought, check_strict, wrapped
-from phalanx.dtensor.parallel.context import SEQUENCE, Ring, ring_attention, ring_attention_backward
+from phalanx.dtensor.algorithms.registry import algorithm
+from phalanx.dtensor.algorithms.ring_attention import SEQUENCE, Ring, ring_attention, ring_attention_backward
 from phalanx.dtensor.placements import Replicate, Shard, split_dim
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.moments import moments
 from phalanx.dtensor.algorithms.parts import brought, check_strict, is_cut_plainly, reduced, wrapped
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.placements import Replicate
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec

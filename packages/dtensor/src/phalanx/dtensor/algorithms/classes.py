@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import (
     brought,
     check_strict,
@@ -20,6 +19,7 @@ from phalanx.dtensor.algorithms.parts import (
     reduced,
     wrapped,
 )
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import (
     check_strict,
     gathered,
@@ -18,6 +17,7 @@ from phalanx.dtensor.algorithms.parts import (
     without_partial,
     wrapped,
 )
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.placements import Replicate
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.rules.local import neutral

@@ -13,8 +13,8 @@ import torch.nn.functional as F  # noqa: N812
 
 import phalanx.collectives as pc
 from phalanx.dtensor import layout
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import brought, check_strict, is_cut_plainly, number_of, wrapped
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, split_dim
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import brought, is_cut_plainly, offset_of, wrapped
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.bounds import Bound, check_bounds
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard, split_dim
 from phalanx.dtensor.plan import bound

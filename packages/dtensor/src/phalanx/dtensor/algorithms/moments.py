@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import (
     check_strict,
     gathered,
@@ -20,6 +19,7 @@ from phalanx.dtensor.algorithms.parts import (
     without_partial,
     wrapped,
 )
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec
 

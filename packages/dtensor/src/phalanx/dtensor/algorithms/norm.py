@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from phalanx.dtensor._mesh import coordinate_of
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import check_strict, gathered, without_dims, wrapped
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.placements import Replicate, Shard, split_dim
 from phalanx.dtensor.plan import bound
 from phalanx.dtensor.spec import Spec

@@ -7,8 +7,9 @@ import torch
 
 import phalanx.collectives as pc
 from phalanx.core import MismatchError
-from phalanx.dtensor import api, layout
+from phalanx.dtensor import layout
 from phalanx.dtensor._mesh import Mesh, coordinate_of
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.mode import StrictError, is_strict
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard, split_dim
 from phalanx.dtensor.redistribute import transfer
@@ -123,7 +124,7 @@ def wrapped(
     placements: Sequence[AnyPlacement],
     shape: Sequence[int],
     like: Spec | None = None,
-) -> "api.DTensor":
+) -> DTensor:
     """A DTensor of that shape, its dims in memory in the order of those of `like`, or contiguous.
 
     Not as the local tensor happens to lie: ranks must agree on it, and one with an empty piece sees another order.
@@ -134,4 +135,4 @@ def wrapped(
     spec = Spec(mesh, tuple(placements), torch.Size(shape), stride, local.dtype)
     if local.stride() != spec.local_stride:
         local = torch.empty_strided(local.shape, spec.local_stride, dtype=local.dtype, device=local.device).copy_(local)
-    return api.DTensor._wrap(local, spec)
+    return DTensor._wrap(local, spec)

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import api
-from phalanx.dtensor.algorithms import algorithm
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.algorithms.parts import (
     check_strict,
     gathered,
@@ -18,6 +17,7 @@ from phalanx.dtensor.algorithms.parts import (
     without_partial,
     wrapped,
 )
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.plan import bound, call_bound
 
 
@@ -27,7 +27,7 @@ def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
 
 
 @algorithm("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default", takes=_takes)
-def scan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> "api.DTensor":
+def scan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> DTensor:
     """(self, dim, *, dtype)."""
     check_strict(op)
     values = bound(op, args, kwargs)

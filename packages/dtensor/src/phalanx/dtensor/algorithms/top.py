@@ -6,7 +6,6 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import layout
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import (
     check_strict,
     gathered,
@@ -16,6 +15,7 @@ from phalanx.dtensor.algorithms.parts import (
     without_partial,
     wrapped,
 )
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.placements import Shard
 from phalanx.dtensor.plan import bound
 

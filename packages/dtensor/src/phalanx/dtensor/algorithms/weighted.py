@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.algorithms import algorithm
 from phalanx.dtensor.algorithms.parts import brought, check_strict, is_cut_plainly, reduced, wrapped
+from phalanx.dtensor.algorithms.registry import algorithm
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard
 from phalanx.dtensor.plan import bound, call_bound
 

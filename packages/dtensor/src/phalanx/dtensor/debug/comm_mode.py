@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phalanx.dtensor import api
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.debug._torch_compat import is_fake, is_higher_order, tree_leaves
 from phalanx.dtensor.debug.modules import GLOBAL, ModuleTracker
 
@@ -217,7 +217,7 @@ class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if is_higher_order(func):
             return func(*args, **kwargs)
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, api.DTensor)]
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor)]
         if given:
             # The DTensor runs it, and this mode sees what that makes of it.
             self._note_op(func, given)

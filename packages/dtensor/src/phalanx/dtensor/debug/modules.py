@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from phalanx.dtensor import api
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.debug._torch_compat import in_backward, tree_leaves
 
 GLOBAL = "Global"
@@ -139,7 +139,7 @@ class ModuleTracker:
         self.module_parents_dict[name] = parents
         for key, parameter in module.named_parameters(recurse=False):
             self.module_parameters_dict.setdefault(name, {})[key] = parameter.data
-            if isinstance(parameter, api.DTensor):
+            if isinstance(parameter, DTensor):
                 self.sharding_dict[f"{name}.{key}"] = parameter.placements
                 own.setdefault("parameters", {})[key] = str(parameter.placements)
 

@@ -1,7 +1,7 @@
 """context_parallel: a program written for whole sequences, run with a part of each sequence on every rank.
 
 Within the context scaled_dot_product_attention takes plain tensors as this rank's parts and attends to the whole, as
-`parallel/context.py` does it. For DTensors sharded on the sequence no context is needed.
+`algorithms/ring_attention.py` does it. For DTensors sharded on the sequence no context is needed.
 """
 
 import threading
@@ -19,12 +19,12 @@ from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import layout
 from phalanx.dtensor._mesh import coordinate_of, describe
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import add_gradient, group_named, op_library
-from phalanx.dtensor.api import DTensor
+from phalanx.dtensor.algorithms.ring_attention import SEQUENCE, Ring, ring_attention, ring_attention_backward
 from phalanx.dtensor.experimental._torch_compat import enclosing_checkpoints, keep_as_recomputed
 from phalanx.dtensor.experimental.local_map import whole_of_pieces
 from phalanx.dtensor.layout import Runs
-from phalanx.dtensor.parallel.context import SEQUENCE, Ring, ring_attention, ring_attention_backward
 from phalanx.dtensor.placements import Shard
 
 _attention: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention

@@ -9,7 +9,7 @@ import torch
 
 import phalanx.collectives as pc
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
-from phalanx.dtensor.api import DTensor
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.experimental._torch_compat import tree_flatten, tree_unflatten
 from phalanx.dtensor.placements import AnyPlacement, Placement, Shard, SizedShard, split_dim
 from phalanx.dtensor.placing import waited

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from phalanx.dtensor._mesh import Mesh, token
-from phalanx.dtensor.api import DTensor
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placements import AnyPlacement, on_dim, split_dim
 
 Layouts = tuple[AnyPlacement, ...]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from phalanx.dtensor._mesh import Mesh
-from phalanx.dtensor.api import DTensor
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.parallel.joint import brought
 from phalanx.dtensor.parallel.styles import ParallelStyle
 from phalanx.dtensor.placements import AnyPlacement, Placement, as_placement

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from phalanx.dtensor._api import distribute_module, distribute_tensor
 from phalanx.dtensor._mesh import Mesh
-from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.parallel.joint import Layouts, as_placed, brought, convert
 from phalanx.dtensor.placements import AnyPlacement, Placement, Replicate, Shard, as_placement
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.rules.registry import Call, RuleFunction, Written, put
+from phalanx.dtensor.rules.registry import Call, RuleFunction, Written, put, put_default
 
 # Which Partials pass, by the name of the op without namespace and overload.
 _LINEAR = {
@@ -187,6 +187,9 @@ def tagged_pointwise(op: Any) -> RuleFunction | None:
     if name.endswith("_") and not name.startswith("__"):
         name = name[:-1]
     return _WRITERS.get(name) or _FUNCTIONS[_PASSES.get(name, "")]
+
+
+put_default(tagged_pointwise)
 
 
 def _cast(call: Call) -> Written:

@@ -8,12 +8,10 @@ says how the dims are tied, so that equal patterns share one derivation.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import torch
 
-from phalanx.dtensor._torch_compat import untraced
 from phalanx.dtensor.rules.conditions import Facts
 from phalanx.dtensor.rules.engine import Expanded, Strategy, derive
 from phalanx.dtensor.rules.notation import Rule, parse
@@ -39,8 +37,8 @@ Written = str | tuple[str, Mapping[str, int]] | Listed | None
 out, or None: no rule."""
 RuleFunction = Callable[["Call"], Written]
 
-_TABLES = ("pointwise", "reduce", "matmul", "view", "index", "nn", "conv", "linalg", "list")
 _rules: dict[str, str | RuleFunction] = {}
+_default: Callable[[Any], str | RuleFunction | None] = lambda op: None  # noqa: E731
 
 
 @dataclass(frozen=True)
@@ -145,48 +143,36 @@ def put(rules: Mapping[str, str | RuleFunction]) -> None:
 
 def replace(name: str, entry: str | RuleFunction) -> None:
     """Register a rule of an op, in the place of the one that it has."""
-    _tables()
     _rules[name] = entry
     _entry.cache_clear()
 
 
-@cache
-def _tables() -> Mapping[str, str | RuleFunction]:
-    # On first use: what never shards an op pays nothing for the tables.
-    with untraced():
-        for name in _TABLES:
-            import_module(f"phalanx.dtensor.rules.{name}")
-    return _rules
-
-
-def named_ops() -> list[str]:
-    """The ops that the tables name, sorted. Pointwise ops that torch tags as such have a rule without being named."""
-    return sorted(_tables())
+def put_default(function: Callable[[Any], str | RuleFunction | None]) -> None:
+    """Register what gives the rule of an op that the tables do not name, or None."""
+    global _default
+    _default = function
 
 
 @cache
 def _entry(op: Any) -> tuple[str | RuleFunction | None, bool]:
     """(entry of an op, whether it writes into its first argument)."""
-    from phalanx.dtensor.rules.pointwise import tagged_pointwise
-
-    tables = _tables()
     name = str(op)
     written = [one.alias_info is not None and one.alias_info.is_write for one in op._schema.arguments]
     in_place = any(written)
-    if name in tables:
-        return tables[name], in_place
+    if name in _rules:
+        return _rules[name], in_place
     base, _, overload = name.rpartition(".")
     if in_place:
-        if written[0] and not any(written[1:]) and base.endswith("_") and f"{base[:-1]}.{overload}" in tables:
-            return tables[f"{base[:-1]}.{overload}"], True
+        if written[0] and not any(written[1:]) and base.endswith("_") and f"{base[:-1]}.{overload}" in _rules:
+            return _rules[f"{base[:-1]}.{overload}"], True
         if not written[0] or any(written[1:]):
             return None, in_place
         functional = getattr(getattr(torch.ops.aten, base.removeprefix("aten.")[:-1], None), overload, None)
         if torch.Tag.pointwise not in op.tags and functional is not None:
-            return tagged_pointwise(functional), in_place
-    elif base.endswith("_copy") and f"{base.removesuffix('_copy')}.{overload}" in tables:
-        return tables[f"{base.removesuffix('_copy')}.{overload}"], False  # a view, copied
-    return tagged_pointwise(op), in_place
+            return _default(functional), in_place
+    elif base.endswith("_copy") and f"{base.removesuffix('_copy')}.{overload}" in _rules:
+        return _rules[f"{base.removesuffix('_copy')}.{overload}"], False  # a view, copied
+    return _default(op), in_place
 
 
 def has_rule(op: Any) -> bool:
