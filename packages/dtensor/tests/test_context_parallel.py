@@ -13,9 +13,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
+from phalanx.dtensor.algorithms.ring_attention import pieces
 from phalanx.dtensor.experimental import context_parallel, context_parallel_unshard
 from phalanx.dtensor.experimental.context_parallel import head_and_tail
-from phalanx.dtensor.algorithms.ring_attention import pieces
 from phalanx.dtensor.redistribute import execute
 from ranks import run_ranks
 

@@ -17,7 +17,7 @@ MEND = "mend phalanx/dtensor/_torch_compat.py"
 
 
 def test_placements_of_torch_are_what_they_were():
-    theirs = _torch_compat.TorchStridedShard(1, split_factor=2)
+    theirs = placement_types._StridedShard(1, split_factor=2)
     assert (theirs.dim, int(theirs.split_factor)) == (1, 2), f"_StridedShard of torch has changed: {MEND}"
     assert not theirs.is_shard(), f"a _StridedShard of torch is a shard now: {MEND}, and what placements.py says of it"
     assert placement_types.Placement() is not None, (
@@ -57,14 +57,17 @@ def test_sizes_are_known_to_divide_or_not():
 
 def test_fully_shard_and_state_dicts_ask_the_names_that_are_replaced():
     """Each name and each call of FSDP2 and of the state dicts of checkpoints that `_fsdp` and `checkpoint` rely on."""
-    modules = _torch_compat.fsdp_modules
-    assert modules is not None, f"FSDP2 of torch has moved, and fully_shard does not take DTensors of ours: {MEND}"
-    param, group, collectives = modules
+    from torch.distributed import _state_dict_utils, fsdp
+
+    found = []
+    _torch_compat.when_fsdp_is_imported(lambda *modules: found.append(modules))
+    assert found and fsdp, f"FSDP2 of torch has moved, and fully_shard does not take DTensors of ours: {MEND}"
+    param, group, collectives = found[0]
     for module, names in (
         (param, ("DTensor", "_from_local_no_grad")),
         (group, ("FSDPParam", "FSDPParamGroup")),
         (collectives, ("DTensor",)),
-        (_torch_compat.state_dict_utils, ("DTensor", "distribute_tensor", "_distribute_tensors")),
+        (_state_dict_utils, ("DTensor", "distribute_tensor", "_distribute_tensors")),
     ):
         for name in names:
             assert "phalanx" in getattr(module, name).__module__, f"{module.__name__}.{name} is not replaced: {MEND}"
@@ -79,7 +82,7 @@ def test_fully_shard_and_state_dicts_ask_the_names_that_are_replaced():
         assert list(inspect.signature(getattr(theirs, name)).parameters) == expected, f"{name} has changed: {MEND}"
     theirs = group.FSDPParamGroup.__mro__[1]
     assert list(inspect.signature(theirs).parameters)[:2] == ["params", "modules"], f"FSDPParamGroup: {MEND}"
-    source = inspect.getsource(_torch_compat.state_dict_utils._broadcast_tensors)
+    source = inspect.getsource(_state_dict_utils._broadcast_tensors)
     assert "_distribute_tensors(" in source and "(local_state, full_tensor)" in source, f"_broadcast_tensors: {MEND}"
 
 

@@ -25,16 +25,17 @@ import torch
 from phalanx.dtensor import layout, placing
 from phalanx.dtensor._mesh import describe
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import either_dtensor, fsdp_modules, joined_mesh, torch_spec
+from phalanx.dtensor._torch_compat import either_dtensor, joined_mesh, torch_spec, when_fsdp_is_imported
 from phalanx.dtensor.placements import Replicate, Shard, SizedShard, StridedShard, as_torch_placement, split_dim
 from phalanx.dtensor.spec import Spec
 
 
 def register() -> None:
     """Have fully_shard take DTensors of this package. Not collective."""
-    if fsdp_modules is None:
-        return
-    param, group, collectives = fsdp_modules
+    when_fsdp_is_imported(_replace)
+
+
+def _replace(param: Any, group: Any, collectives: Any) -> None:
     wrap_theirs = param._from_local_no_grad
 
     def wrap(local: torch.Tensor, spec: Any) -> Any:

@@ -12,12 +12,101 @@ from itertools import islice
 from typing import Any
 
 import torch
-import torch.distributed.tensor.placement_types as _types
 from torch.distributed.device_mesh import DeviceMesh
 from torch.types import IntLikeType
 
-# Read in 2.13. Private in torch: FSDP2 makes it, users rarely do.
-TorchStridedShard: Any = _types._StridedShard
+# ---- modules of torch that are not imported here, since they bring sympy or Dynamo -----------------------------------
+
+_awaited: dict[str, list[Callable[[], object]]] = {}
+
+
+def when_imported(name: str, call: Callable[[], object]) -> None:
+    """Have a function called once after a module was imported: at once, if it is there already.
+
+    Args:
+        name: The module.
+        call: Called without arguments, before the import returns.
+    """
+    if name in sys.modules:
+        importlib.import_module(name)  # waits for another thread that is importing it
+        call()
+        return
+    if not _awaited:
+        sys.meta_path.insert(0, _Finder())
+    _awaited.setdefault(name, []).append(call)
+
+
+class _Finder:
+    """Finds the modules of `when_imported` as the other finders do, and adds the calls to what runs a module."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _awaited:
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((found for found in others if found is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                for call in _awaited.pop(name, ()):
+                    call()
+
+            loader.exec_module = exec_module
+        return spec
+
+
+# ---- placements ------------------------------------------------------------------------------------------------------
+
+_PLACEMENTS = "torch.distributed.tensor.placement_types"
+# What torch's placements derive from; 2.11 has them in Python alone.
+_native: Any = getattr(torch._C, "_distributed", None)
+Placement: Any = getattr(_native, "Placement", None) or importlib.import_module(_PLACEMENTS).Placement
+
+
+def torch_placements() -> Any:
+    """The module with the placements of torch; imports it."""
+    return importlib.import_module(_PLACEMENTS)
+
+
+def placement_base(name: str) -> Any:
+    """A class to derive a placement from, until `adopt_placements` replaces it by the one of torch.
+
+    torch's own class derives from the same class in C++. Read in 2.13.
+
+    Args:
+        name: Shard, StridedShard, Replicate or Partial.
+    """
+    native = getattr(_native, name, None)
+    if native is None:
+        return getattr(torch_placements(), _torch_name(name))
+    return type(name, (native,), {"__module__": __name__})
+
+
+def _torch_name(name: str) -> str:
+    return "_StridedShard" if name == "StridedShard" else name
+
+
+def adopt_placements(ours: Sequence[Any], members: dict[type, tuple[str, ...]]) -> None:
+    """Once torch's placements are imported, derive ours from them, and register ours with Dynamo as constants.
+
+    Dynamo imports torch's placements itself. Read in 2.13.
+
+    Args:
+        ours: Classes with bases from `placement_base`.
+        members: What Dynamo may call or read while it traces, for each class that is a constant.
+    """
+
+    def adopt() -> None:
+        theirs = sys.modules[_PLACEMENTS]
+        for cls in ours:
+            base = getattr(theirs, _torch_name(cls.__name__))
+            if cls.__base__ is not base:
+                cls.__bases__ = (base,)
+        register_constants(members)
+
+    when_imported(_PLACEMENTS, adopt)
 
 
 def register_constants(members: dict[type, tuple[str, ...]]) -> None:
@@ -31,7 +120,7 @@ def register_constants(members: dict[type, tuple[str, ...]]) -> None:
         from torch._library.opaque_object import MemberType, is_opaque_type, register_opaque_type
     except ImportError:
         return
-    if not is_opaque_type(_types.Placement):
+    if not is_opaque_type(Placement):
         return
     for cls, names in members.items():
         register_opaque_type(cls, typ="value", members=dict.fromkeys(names, MemberType.USE_REAL))
@@ -73,8 +162,12 @@ def fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-# Public, but without types. Read in 2.11 to 2.13. It brings Dynamo, as phalanx.collectives has done already.
-allow_in_graph: Callable[[Callable[..., Any]], Any] = torch.compiler.allow_in_graph
+def allow_in_graph(function: Callable[..., Any]) -> None:
+    """Let compiled functions have calls of a function in their graph, and not look into it.
+
+    torch.compiler.allow_in_graph imports Dynamo, so it is called when Dynamo is imported. Read in 2.11 to 2.13.
+    """
+    when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function))  # type: ignore[no-untyped-call]
 
 
 def untraced() -> Any:
@@ -448,21 +541,32 @@ def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:
 # is no place where another class could be registered, so `_fsdp` and `checkpoint` put other names into these modules:
 # classes derived from torch's, and a class of which DTensors of both packages are instances. Read in 2.13; a
 # version that makes the spec of a sharded parameter elsewhere stays as it is.
-try:
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 
-    fsdp_modules: tuple[Any, Any, Any] | None = (_fsdp_param, _fsdp_param_group, _fsdp_collectives)
-    if not hasattr(_fsdp_param.FSDPParam, "_init_sharding_spec"):
-        fsdp_modules = None
-except ImportError:
-    fsdp_modules = None
-state_dict_utils: Any = importlib.import_module("torch.distributed._state_dict_utils")
+
+def when_fsdp_is_imported(call: Callable[[Any, Any, Any], object]) -> None:
+    """Call a function with the modules of FSDP2 that make parameters, groups of them and collectives, once imported."""
+    package = "torch.distributed.fsdp._fully_shard"
+
+    def found() -> None:
+        modules = [
+            sys.modules.get(f"{package}.{name}") for name in ("_fsdp_param", "_fsdp_param_group", "_fsdp_collectives")
+        ]
+        if None not in modules and hasattr(modules[0].FSDPParam, "_init_sharding_spec"):  # type: ignore[union-attr]
+            call(*modules)
+
+    when_imported(package, found)
+
+
+def when_state_dicts_are_imported(call: Callable[[Any], object]) -> None:
+    """Call a function with the module that gathers and spreads state dicts, once it is imported."""
+    name = "torch.distributed._state_dict_utils"
+    when_imported(name, lambda: call(sys.modules[name]))
 
 
 @cache
 def either_dtensor(ours: type) -> Any:
     """A class of which torch's DTensors and those of a class of ours are instances; it makes torch's. Read in 2.13."""
-    theirs = torch.distributed.tensor.DTensor
+    from torch.distributed.tensor import DTensor as theirs  # noqa: N813
 
     class Either(type):
         def __instancecheck__(cls, value: object) -> bool:
@@ -474,7 +578,7 @@ def either_dtensor(ours: type) -> Any:
     return DTensor
 
 
-def torch_spec(mesh: DeviceMesh, placements: Sequence[_types.Placement], meta: tuple[Any, Any, Any]) -> Any:
+def torch_spec(mesh: DeviceMesh, placements: Sequence[Any], meta: tuple[Any, Any, Any]) -> Any:
     """The spec of a DTensor of torch, of a mesh, placements of torch, and shape, stride and dtype. Read in 2.13."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -485,3 +589,10 @@ def joined_mesh(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     """The mesh whose dims are those of several meshes of one root, in this order. Read in 2.13."""
     joined: DeviceMesh = DeviceMesh._concatenate(list(meshes))
     return joined
+
+
+def torch_dtensor() -> Any:
+    """The class DTensor of torch; imports it. Public."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor

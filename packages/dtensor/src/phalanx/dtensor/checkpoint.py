@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.dtensor import _api, placing
 from phalanx.dtensor._mesh import GridMesh, coordinate_of
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import either_dtensor, state_dict_utils
+from phalanx.dtensor._torch_compat import either_dtensor, when_state_dicts_are_imported
 from phalanx.dtensor.placements import AnyPlacement, Partial, Replicate, Shard, SizedShard, StridedShard
 from phalanx.dtensor.spec import Spec
 
@@ -137,7 +137,10 @@ def register() -> None:
     DTensor.__create_write_items__ = lambda tensor, fqn, _: write_items(fqn, tensor)  # type: ignore[attr-defined]
     DTensor.__create_chunk_list__ = chunk_list  # type: ignore[attr-defined]
     DTensor.__get_tensor_shard__ = tensor_shard  # type: ignore[attr-defined]
-    module = state_dict_utils
+    when_state_dicts_are_imported(_replace)
+
+
+def _replace(module: Any) -> None:
     distribute_theirs, load_theirs = module.distribute_tensor, module._distribute_tensors
     module.DTensor = either_dtensor(DTensor)
 

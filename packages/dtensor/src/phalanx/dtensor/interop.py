@@ -7,21 +7,24 @@ Both are differentiable. In the backward pass a gradient goes over as it is, and
 gradient of the tensor has: its own, with Replicate for Partial.
 """
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor as TorchDTensor
 
 from phalanx.dtensor import placing
 from phalanx.dtensor._mesh import describe
 from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import torch_dtensor
 from phalanx.dtensor.placements import as_torch_placement
 from phalanx.dtensor.spec import Spec
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor as TorchDTensor
 
-def from_torch(tensor: TorchDTensor) -> DTensor:
+
+def from_torch(tensor: "TorchDTensor") -> DTensor:
     """A DTensor of this package over the memory of torch's. Differentiable. Not collective.
 
     Args:
@@ -33,7 +36,7 @@ def from_torch(tensor: TorchDTensor) -> DTensor:
     Raises:
         TypeError: It is no DTensor of torch.
     """
-    if not isinstance(tensor, TorchDTensor):
+    if not isinstance(tensor, torch_dtensor()):
         raise TypeError(
             f"from_torch: a torch.distributed.tensor.DTensor is needed, not {type(tensor).__name__}: a plain tensor "
             "becomes one with DTensor.from_local or distribute_tensor"
@@ -45,7 +48,7 @@ def from_torch(tensor: TorchDTensor) -> DTensor:
     return made
 
 
-def to_torch(tensor: DTensor) -> TorchDTensor:
+def to_torch(tensor: DTensor) -> "TorchDTensor":
     """torch's DTensor over the memory of one of this package. Differentiable. Not collective.
 
     Args:
@@ -86,7 +89,7 @@ def _theirs(tensor: Any) -> Any:
     spec: Spec = tensor._spec
     placements = [as_torch_placement(one) for one in spec.placements]
     local = placing.waited(tensor._local_tensor)
-    return TorchDTensor.from_local(
+    return torch_dtensor().from_local(
         local.detach(),
         cast(DeviceMesh, spec.mesh),
         placements,
@@ -99,7 +102,7 @@ def _theirs(tensor: Any) -> Any:
 def _placed(grad: Any, like: Spec) -> Any:
     """A gradient, ours or torch's, in the placements of a gradient of a tensor."""
     wanted = placing.gradient_placements(like.placements)
-    if isinstance(grad, TorchDTensor):
+    if isinstance(grad, torch_dtensor()):
         theirs = [as_torch_placement(one) for one in wanted]
         return grad if tuple(grad.placements) == tuple(theirs) else grad.redistribute(placements=theirs)
     return grad if grad._spec.placements == wanted else grad.redistribute(placements=wanted)

@@ -11,6 +11,8 @@ derive from torch's placements: torch's APIs take them, Dynamo holds them as con
 (`Shard(0) == torch.distributed.tensor.Shard(0)`, with the same hash). SizedShard has no counterpart in torch, and
 derives only from the common base, so that torch cannot take it for equal chunks.
 
+torch's module is not imported here, since it brings sympy. While nobody has imported it, the bases are stand-ins.
+
 Each has:
 
 - `is_shard(dim=None)`: a rank has one slice of a dim: Shard and SizedShard (a StridedShard is none, as in torch);
@@ -22,12 +24,23 @@ Each has:
 
 import operator
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final, NoReturn, SupportsIndex, TypeAlias, final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, SupportsIndex, TypeAlias, final
 
-from torch.distributed.tensor import placement_types as _torch
-from torch.distributed.tensor.placement_types import Placement as Placement
+from phalanx.dtensor import _torch_compat
 
-from phalanx.dtensor._torch_compat import TorchStridedShard, register_constants
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Partial as _Partial
+    from torch.distributed.tensor.placement_types import Placement as Placement
+    from torch.distributed.tensor.placement_types import Replicate as _Replicate
+    from torch.distributed.tensor.placement_types import Shard as _Shard
+
+    _StridedShard = Any
+else:
+    # torch's module brings sympy: `adopt_placements` replaces these bases when somebody imports it.
+    Placement = _torch_compat.Placement
+    _Shard, _StridedShard, _Replicate, _Partial = map(
+        _torch_compat.placement_base, ("Shard", "StridedShard", "Replicate", "Partial")
+    )
 
 REDUCE_OPS: Final = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
@@ -42,7 +55,7 @@ def _set(self: object, name: str, value: object) -> None:
 
 
 @final
-class Shard(_torch.Shard):
+class Shard(_Shard):
     """A dim of the tensor is cut into chunks over the mesh dim, as torch.chunk cuts it.
 
     The chunks have ceil(size / ranks) elements; the last ones may have fewer, or none.
@@ -61,9 +74,9 @@ class Shard(_torch.Shard):
         made = cls._made.get(dim)
         if made is None:
             made = super().__new__(cls)
-            _torch.Shard.__init__(made, dim)
+            super().__init__(made, dim)
             _set(made, "dim", dim)
-            _set(made, "_hash", hash(_torch.Shard(dim)))
+            _set(made, "_hash", hash(dim))
             made = cls._made.setdefault(dim, made)
         return made
 
@@ -71,7 +84,7 @@ class Shard(_torch.Shard):
         pass  # __new__ did it, once for each dim
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(other) is _torch.Shard and other.dim == self.dim)
+        return self is other or (type(other) is Shard.__base__ and other.dim == self.dim)  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return self._hash
@@ -154,7 +167,7 @@ class SizedShard(Placement):
 
 
 @final
-class StridedShard(TorchStridedShard):  # type: ignore[misc]  # a private class of torch has no type here
+class StridedShard(_StridedShard):  # type: ignore[misc]  # a private class of torch has no type here
     """A dim of the tensor is cut into `split_factor` chunks, and each of these into chunks over the mesh dim.
 
     A rank has its chunk of each of the first, one after the other. So `[StridedShard(0, n), Shard(0)]` is a dim that
@@ -181,10 +194,10 @@ class StridedShard(TorchStridedShard):  # type: ignore[misc]  # a private class 
             if key[1] < 1:
                 raise ValueError(f"StridedShard: split_factor must be at least 1, not {key[1]}")
             made = super().__new__(cls)
-            TorchStridedShard.__init__(made, key[0], split_factor=key[1])
+            super().__init__(made, key[0], split_factor=key[1])
             _set(made, "dim", key[0])
             _set(made, "split_factor", key[1])
-            _set(made, "_hash", hash(TorchStridedShard(key[0], split_factor=key[1])))
+            _set(made, "_hash", hash(key))
             made = cls._made.setdefault(key, made)
         return made
 
@@ -195,7 +208,10 @@ class StridedShard(TorchStridedShard):  # type: ignore[misc]  # a private class 
         if self is other:
             return True
         theirs: Any = other
-        return type(theirs) is TorchStridedShard and (theirs.dim, theirs.split_factor) == (self.dim, self.split_factor)
+        return type(theirs) is StridedShard.__base__ and (theirs.dim, theirs.split_factor) == (
+            self.dim,
+            self.split_factor,
+        )
 
     def __hash__(self) -> int:
         return self._hash
@@ -216,7 +232,7 @@ class StridedShard(TorchStridedShard):  # type: ignore[misc]  # a private class 
 
 
 @final
-class Replicate(_torch.Replicate):
+class Replicate(_Replicate):
     """Every rank of the mesh dim has the same values."""
 
     __slots__ = ()
@@ -225,7 +241,7 @@ class Replicate(_torch.Replicate):
     def __new__(cls) -> "Replicate":
         if not cls._made:
             made = super().__new__(cls)
-            _torch.Replicate.__init__(made)
+            super().__init__(made)
             cls._made.append(made)
         return cls._made[0]
 
@@ -233,10 +249,10 @@ class Replicate(_torch.Replicate):
         pass  # __new__ did it, once
 
     def __eq__(self, other: object) -> bool:
-        return self is other or type(other) is _torch.Replicate
+        return self is other or type(other) is Replicate.__base__
 
     def __hash__(self) -> int:
-        return _HASH_OF_REPLICATE
+        return -1
 
     def __repr__(self) -> str:
         return "Replicate()"
@@ -253,11 +269,8 @@ class Replicate(_torch.Replicate):
     __setattr__ = __delattr__ = _immutable
 
 
-_HASH_OF_REPLICATE: Final = hash(_torch.Replicate())
-
-
 @final
-class Partial(_torch.Partial):
+class Partial(_Partial):
     """Every rank of the mesh dim has a term of the value, which is their reduction.
 
     Args:
@@ -279,9 +292,9 @@ class Partial(_torch.Partial):
             if reduce_op not in REDUCE_OPS:
                 raise ValueError(f"Partial: there is no reduction {reduce_op!r}: write one of {', '.join(REDUCE_OPS)}")
             made = super().__new__(cls)
-            _torch.Partial.__init__(made, reduce_op)
+            super().__init__(made, reduce_op)
             _set(made, "reduce_op", reduce_op)
-            _set(made, "_hash", hash(_torch.Partial(reduce_op)))
+            _set(made, "_hash", 1 + hash(reduce_op))
             made = cls._made.setdefault(reduce_op, made)
         return made
 
@@ -289,7 +302,7 @@ class Partial(_torch.Partial):
         pass  # __new__ did it, once for each reduction
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(other) is _torch.Partial and other.reduce_op == self.reduce_op)
+        return self is other or (type(other) is Partial.__base__ and other.reduce_op == self.reduce_op)  # type: ignore[attr-defined]
 
     def __hash__(self) -> int:
         return self._hash
@@ -326,13 +339,13 @@ def as_placement(placement: object) -> AnyPlacement:
     kind = type(placement)
     if kind in _OURS:
         return placement  # type: ignore[return-value]
-    if kind is _torch.Shard:
+    if kind is Shard.__base__:
         return Shard(placement.dim)  # type: ignore[attr-defined]
-    if kind is _torch.Replicate:
+    if kind is Replicate.__base__:
         return Replicate()
-    if kind is _torch.Partial:
+    if kind is Partial.__base__:
         return Partial(placement.reduce_op)  # type: ignore[attr-defined]
-    if kind is TorchStridedShard:
+    if kind is StridedShard.__base__:
         return StridedShard(placement.dim, int(placement.split_factor))  # type: ignore[attr-defined]
     raise RuntimeError(
         f"unknown placement {placement!r} ({kind.__module__}.{kind.__qualname__}): write Shard(dim), Replicate(), "
@@ -348,16 +361,19 @@ def as_torch_placement(placement: object) -> Placement:
         RuntimeError: It is no placement.
     """
     ours = as_placement(placement)
+    theirs: Any
+    if isinstance(ours, SizedShard):
+        raise ValueError(f"torch has no placement like {ours!r}: redistribute to Shard({ours.dim}) first")
+    torch = _torch_compat.torch_placements()
     if isinstance(ours, Shard):
-        return _torch.Shard(ours.dim)
-    if isinstance(ours, Replicate):
-        return _torch.Replicate()
-    if isinstance(ours, Partial):
-        return _torch.Partial(ours.reduce_op)
-    if isinstance(ours, StridedShard):
-        made: Placement = TorchStridedShard(ours.dim, split_factor=ours.split_factor)
-        return made
-    raise ValueError(f"torch has no placement like {ours!r}: redistribute to Shard({ours.dim}) first")
+        theirs = torch.Shard(ours.dim)
+    elif isinstance(ours, StridedShard):
+        theirs = torch._StridedShard(ours.dim, split_factor=ours.split_factor)
+    elif isinstance(ours, Partial):
+        theirs = torch.Partial(ours.reduce_op)
+    else:
+        theirs = torch.Replicate()
+    return theirs  # type: ignore[no-any-return]
 
 
 def split_dim(placement: Placement) -> int | None:
@@ -377,12 +393,13 @@ def on_dim(placement: AnyPlacement, dim: int) -> AnyPlacement:
 
 
 _MEMBERS: Final = ("__eq__", "is_partial", "is_replicate", "is_shard")
-register_constants(
+_torch_compat.adopt_placements(
+    (Shard, StridedShard, Replicate, Partial),
     {
         Shard: (*_MEMBERS, "dim"),
         SizedShard: (*_MEMBERS, "dim", "sizes"),
         StridedShard: (*_MEMBERS, "dim", "split_factor"),
         Replicate: _MEMBERS,
         Partial: (*_MEMBERS, "reduce_op"),
-    }
+    },
 )

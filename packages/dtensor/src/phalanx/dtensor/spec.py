@@ -16,13 +16,12 @@ from math import prod
 from typing import Any, NamedTuple, NoReturn, final
 
 import torch
-from torch.distributed.tensor.placement_types import Placement
 from torch.types import IntLikeType
 
 from phalanx.dtensor import layout
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token, token_of
 from phalanx.dtensor._torch_compat import surely_equal
-from phalanx.dtensor.placements import AnyPlacement, Partial, as_placement, on_dim, split_dim
+from phalanx.dtensor.placements import AnyPlacement, Partial, Placement, as_placement, on_dim, split_dim
 
 # The reductions that only integers and bools have.
 _BITWISE = ("band", "bor", "bxor")
