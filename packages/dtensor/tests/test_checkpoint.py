@@ -28,11 +28,11 @@ from phalanx.dtensor import (
     Shard,
     SizedShard,
     StridedShard,
-    checkpoint,
+    _checkpoint,
     distribute_module,
     distribute_tensor,
 )
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import Spec
 from ranks import run_ranks, scratch
 
 R = Replicate()
@@ -74,8 +74,8 @@ def saved_on_two(rank, size, path):
         "empty": [Shard(0)],
     }
     state = state_of(mesh, placements)
-    assert [len(checkpoint.chunk_list(state[name])) for name in ("even", "strided", "same")] == [1, 3, 1]
-    assert len(checkpoint.chunk_list(state["few"])) == (1 if rank == 0 else 0)
+    assert [len(_checkpoint.chunk_list(state[name])) for name in ("even", "strided", "same")] == [1, 3, 1]
+    assert len(_checkpoint.chunk_list(state["few"])) == (1 if rank == 0 else 0)
     dcp.save({"model": state, "step": 3}, checkpoint_id=path)
     metadata = FileSystemReader(path).read_metadata()
     chunks = {fqn: len(one.chunks) for fqn, one in metadata.state_dict_metadata.items() if hasattr(one, "chunks")}
@@ -113,7 +113,7 @@ def submesh(rank, size, path):
     y = distribute_tensor(torch.zeros(5, 2), mesh, [Shard(1)])
     dcp.load({"x": y}, checkpoint_id=path)
     if rank == 1:
-        assert checkpoint.chunk_list(x) == [] and x.to_local().shape == (0,)
+        assert _checkpoint.chunk_list(x) == [] and x.to_local().shape == (0,)
     else:
         assert torch.equal(y.to_local(), whole((5, 2))[:, rank // 2 : rank // 2 + 1])
 
@@ -342,6 +342,6 @@ def test_a_box_that_a_rank_does_not_have_is_an_error():
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
     x = DTensor._wrap(torch.ones(2, 3), Spec(GridMesh((2,), (1,)), (Shard(0),), (4, 3), (3, 1), torch.float32))
-    assert checkpoint.tensor_shard(x, MetadataIndex("x", (2, 0))) is x._local_tensor
+    assert _checkpoint.tensor_shard(x, MetadataIndex("x", (2, 0))) is x._local_tensor
     with pytest.raises(ValueError, match=r"'x' this rank has no box at offset \(0, 0\); it has those at \[\(2, 0\)\]"):
-        checkpoint.tensor_shard(x, MetadataIndex("x", (0, 0)))
+        _checkpoint.tensor_shard(x, MetadataIndex("x", (0, 0)))

@@ -13,10 +13,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
-from phalanx.dtensor.algorithms.ring_attention import pieces
+from phalanx.dtensor._algorithms.ring_attention import pieces
+from phalanx.dtensor._redistribute import execute
 from phalanx.dtensor.experimental import context_parallel, context_parallel_unshard
-from phalanx.dtensor.experimental.context_parallel import head_and_tail
-from phalanx.dtensor.redistribute import execute
+from phalanx.dtensor.experimental._context_parallel import head_and_tail
 from ranks import run_ranks
 
 # ---- which queries see which keys ------------------------------------------------------------------------------------

@@ -12,11 +12,12 @@ from torch.distributed.device_mesh import init_device_mesh
 import fake_torch_cuda
 from c10d_groups import run_groups
 from phalanx.core.random import Kind
-from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, distribute_tensor, factories, filling
-from phalanx.dtensor.filling import Law, fill_local, integers
+from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, _factories, distribute_tensor
+from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._random import fill
+from phalanx.dtensor._random.fill import Law, fill_local, integers
+from phalanx.dtensor._random.state import manual_seed
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from phalanx.dtensor.random import manual_seed
-from phalanx.dtensor.spec import Spec
 from ranks import scratch
 
 R = Replicate()
@@ -73,10 +74,10 @@ def fills(rank, size):
         fill_local(on_gpu.fill_(7), spec, Law(Kind.NORMAL, 0.0, 1.0), KEY)
         assert torch.equal((on_gpu * 2).cpu(), on_cpu * 2)
     # Where the core has no kernels the numbers come from the host.
-    filling._fills_on.cache_clear()
-    filling.fill, kept = _without_kernels, filling.fill
-    assert not filling._fills_on(0)
-    filling.fill = kept
+    fill._fills_on.cache_clear()
+    fill.fill, kept = _without_kernels, fill.fill
+    assert not fill._fills_on(0)
+    fill.fill = kept
     again = torch.zeros(1000, device="cuda")
     fill_local(again, spec, Law(Kind.NORMAL, 0.0, 1.0), KEY)
     assert torch.equal(again.cpu(), on_cpu)
@@ -98,11 +99,11 @@ def random_ops(rank, size):
     def numbers(mesh):
         manual_seed(7, mesh)
         made = [
-            factories.randn(5, 6, device_mesh=mesh, placements=[Shard(0)]),
-            factories.rand(5, 6, device_mesh=mesh, placements=[Shard(1)]),
-            factories.randn(3, 4, device_mesh=mesh, placements=[R]),
+            _factories.randn(5, 6, device_mesh=mesh, placements=[Shard(0)]),
+            _factories.rand(5, 6, device_mesh=mesh, placements=[Shard(1)]),
+            _factories.randn(3, 4, device_mesh=mesh, placements=[R]),
         ]
-        x = factories.ones(9, 4, device_mesh=mesh, placements=[Shard(0)])
+        x = _factories.ones(9, 4, device_mesh=mesh, placements=[Shard(0)])
         made += [torch.nn.functional.dropout(x, 0.4), torch.rand_like(x), torch.randn_like(x), torch.bernoulli(x / 2)]
         made += [torch.randint_like(x, 3, 90), torch.empty_like(x).normal_(1.0, 2.0), torch.empty_like(x).uniform_()]
         made += [torch.empty_like(x).exponential_(), torch.empty_like(x).log_normal_()]
@@ -123,7 +124,7 @@ def agreeing(rank, size):
     torch.manual_seed(rank)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        made = factories.randn(4, 4, device_mesh=mesh, placements=[R])
+        made = _factories.randn(4, 4, device_mesh=mesh, placements=[R])
     assert any("random state" in str(one.message) for one in said) == (rank > 0)
     mine = made.to_local()
     every = [torch.empty_like(mine) for _ in range(size)]

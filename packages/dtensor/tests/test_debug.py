@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 import phalanx.collectives as pc
 from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, StridedShard, distribute_tensor
+from phalanx.dtensor._dtensor_spec import Spec
 from phalanx.dtensor.debug import CommDebugMode, draw_sharding, visualize_sharding
-from phalanx.dtensor.spec import Spec
 from ranks import run_ranks, scratch
 
 PY = torch.ops.c10d_functional

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from phalanx.dtensor import DTensor, distribute_tensor
-from phalanx.dtensor.placements import Partial, Replicate, Shard
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard
 from phalanx.dtensor.verify.dtensor_check import Attempt, OutOfStep, Ranks, Reference
 from phalanx.dtensor.verify.dtensor_report import DTensorReport, Record, reasons, table
 from phalanx.dtensor.verify.dtensor_samples import Case, kind_of, placings, replaced

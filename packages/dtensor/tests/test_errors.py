@@ -13,8 +13,8 @@ from phalanx.dtensor import (
     distribute_module,
     distribute_tensor,
 )
-from phalanx.dtensor.mode import StrictError, strict
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._mode import StrictError, strict
 
 R = Replicate()
 MESH = GridMesh((2,))

@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, distribute_tensor
+from phalanx.dtensor._dtensor_spec import Spec
 from phalanx.dtensor.explain import explain
-from phalanx.dtensor.spec import Spec
 from ranks import run_ranks
 
 R = Replicate()

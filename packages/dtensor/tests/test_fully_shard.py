@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import phalanx.dtensor
 import phalanx.dtensor.parallel
 from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
-from phalanx.dtensor.fallback import ReplicatedFallback
+from phalanx.dtensor._fallback import ReplicatedFallback
 from ranks import run_ranks
 
 BATCH = 4

@@ -19,7 +19,7 @@ from phalanx.dtensor import (
     from_torch,
     to_torch,
 )
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import Spec
 from ranks import run_ranks
 
 R = Replicate()

@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from phalanx.dtensor import DTensor, Partial, Replicate, Shard, SizedShard, StrictError, distribute_tensor, strict
+from phalanx.dtensor._redistribute import execute
 from phalanx.dtensor.parallel import loss_parallel
-from phalanx.dtensor.redistribute import execute
 from ranks import run_ranks
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from phalanx.dtensor import DTensor, Replicate, Shard, distribute_tensor
+from phalanx.dtensor._redistribute import execute
 from phalanx.dtensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -21,7 +22,6 @@ from phalanx.dtensor.parallel import (
     joint,
     parallelize_module,
 )
-from phalanx.dtensor.redistribute import execute
 from ranks import run_ranks
 
 WIDTH, HEADS, BATCH, LENGTH = 16, 4, 2, 8

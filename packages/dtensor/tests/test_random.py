@@ -16,12 +16,12 @@ from phalanx.dtensor import (
     Shard,
     SizedShard,
     StridedShard,
+    _factories,
     distribute_tensor,
-    factories,
 )
-from phalanx.dtensor.filling import Law, fill_local, integers
-from phalanx.dtensor.random import OffsetBasedRNGTracker, draw_key, is_rng_supported_mesh, manual_seed
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._random.fill import Law, fill_local, integers
+from phalanx.dtensor._random.state import OffsetBasedRNGTracker, draw_key, is_rng_supported_mesh, manual_seed
 from ranks import run_ranks
 
 SHAPE = (7, 5, 4)
@@ -193,8 +193,8 @@ def _draws(mesh, placements, others):
         torch.nn.functional.dropout(p(chances + 1), 0.5),
         torch.nn.functional.rrelu(p(chances - 0.5), training=True),
         torch.nn.init.kaiming_uniform_(new()), torch.nn.init.trunc_normal_(new()),
-        factories.rand(6, 5, device_mesh=mesh, placements=placements),
-        factories.randn((6, 5), device_mesh=mesh, placements=placements),
+        _factories.rand(6, 5, device_mesh=mesh, placements=placements),
+        _factories.randn((6, 5), device_mesh=mesh, placements=placements),
     ]  # fmt: skip
     return [one.full_tensor() for one in made] + [torch.rand(())]
 
@@ -262,10 +262,10 @@ def _seeded_apart(rank, world_size):
     torch.manual_seed(rank + 100)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        first = factories.rand(8, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+        first = _factories.rand(8, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
     seen = [str(one.message) for one in caught if "random state" in str(one.message)]
     manual_seed(7, mesh)
-    second = factories.rand(8, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+    second = _factories.rand(8, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
     with pytest.raises(RuntimeError, match="std >= 0"):
         torch.zeros(2) + distribute_tensor(torch.zeros(4), mesh, [Shard(0)]).normal_(0, -1)
     with pytest.raises(RuntimeError, match="less than"):

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, SizedShard, StridedShard
-from phalanx.dtensor.redistribute import plan
-from phalanx.dtensor.redistribute.pieces import Place, action
-from phalanx.dtensor.redistribute.plan import Planner
-from phalanx.dtensor.rules.cost import default_model
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._redistribute import plan
+from phalanx.dtensor._redistribute.local_steps import Place, action
+from phalanx.dtensor._redistribute.planner import Planner
+from phalanx.dtensor._rules.cost import default_model
 
 R, P = Replicate(), Partial
 

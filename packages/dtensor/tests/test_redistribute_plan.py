@@ -12,10 +12,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, SizedShard, StridedShard
+from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._redistribute import move, transfer
+from phalanx.dtensor._redistribute._torch_compat import ranks_of_mesh
 from phalanx.dtensor._torch_compat import hint
-from phalanx.dtensor.redistribute import move, transfer
-from phalanx.dtensor.redistribute._torch_compat import ranks_of_mesh
-from phalanx.dtensor.spec import Spec
 
 R, P = Replicate(), Partial
 

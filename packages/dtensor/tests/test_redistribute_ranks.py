@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import phalanx.collectives as pc
 from phalanx.dtensor import Partial, Replicate, Shard, SizedShard, StridedShard
-from phalanx.dtensor.redistribute import move, transfer
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._redistribute import move, transfer
 from ranks import run_ranks
 
 R, P = Replicate(), Partial

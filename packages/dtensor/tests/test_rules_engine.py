@@ -5,14 +5,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.dtensor.placements import Partial, Replicate, Shard
-from phalanx.dtensor.rules.conditions import Facts, chunk, nested_chunk
-from phalanx.dtensor.rules.cost import CostModel, MeshDimCost, choose
-from phalanx.dtensor.rules.engine import combine, derive
-from phalanx.dtensor.rules.local import local_shape, local_work, neutral
-from phalanx.dtensor.rules.notation import RuleError, parse
-from phalanx.dtensor.rules.registry import Meta, find
-from phalanx.dtensor.rules.view import reshape_rule
+from phalanx.dtensor._rules.constraints import Facts, chunk, nested_chunk
+from phalanx.dtensor._rules.cost import CostModel, MeshDimCost, choose
+from phalanx.dtensor._rules.engine import combine, derive
+from phalanx.dtensor._rules.local_adjustments import local_shape, local_work, neutral
+from phalanx.dtensor._rules.parser import RuleError, parse
+from phalanx.dtensor._rules.registry import Meta, find
+from phalanx.dtensor._rules.view import reshape_rule
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard
 
 aten = torch.ops.aten
 R = Replicate()

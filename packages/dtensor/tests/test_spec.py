@@ -15,10 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.dtensor import spec as spec_module
+from phalanx.dtensor import _dtensor_spec as spec_module
+from phalanx.dtensor._dtensor_spec import Spec, normalize_placements
 from phalanx.dtensor._mesh import GridMesh, token
-from phalanx.dtensor.placements import Partial, Replicate, Shard, SizedShard, StridedShard
-from phalanx.dtensor.spec import Spec, normalize_placements
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard, SizedShard, StridedShard
 
 MESH = GridMesh((2, 3), (1, 2), mesh_dim_names=("dp", "tp"))
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import phalanx.collectives as pc
 from phalanx.dtensor import DTensor, Partial, Replicate, Shard, SizedShard, distribute_module, distribute_tensor
+from phalanx.dtensor._dtensor_spec import Spec
 from phalanx.dtensor.debug import CommDebugMode
-from phalanx.dtensor.spec import Spec
 from ranks import run_ranks
 
 R = Replicate()

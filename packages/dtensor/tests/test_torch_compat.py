@@ -11,7 +11,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import _torch_compat
-from phalanx.dtensor.placements import Shard, SizedShard
+from phalanx.dtensor.placement_types import Shard, SizedShard
 
 MEND = "mend phalanx/dtensor/_torch_compat.py"
 

@@ -7,16 +7,15 @@ are equal to torch's placements of the same names and may be mixed with them.
 Names and signatures follow torch.distributed.tensor.
 """
 
-from phalanx.dtensor import _fsdp, checkpoint, native
-from phalanx.dtensor import composites as _composites
+from phalanx.dtensor import _checkpoint, _composites, _fastpath, _fsdp
 from phalanx.dtensor._api import distribute_module, distribute_tensor
+from phalanx.dtensor._factories import empty, full, ones, rand, randn, zeros
+from phalanx.dtensor._interop import from_torch, to_torch
 from phalanx.dtensor._mesh import GridMesh
+from phalanx.dtensor._mode import StrictError, implicit_replication, strict
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.explain import explain
-from phalanx.dtensor.factories import empty, full, ones, rand, randn, zeros
-from phalanx.dtensor.interop import from_torch, to_torch
-from phalanx.dtensor.mode import StrictError, implicit_replication, strict
-from phalanx.dtensor.placements import (
+from phalanx.dtensor.placement_types import (
     Partial,
     Placement,
     Replicate,
@@ -30,10 +29,10 @@ from phalanx.dtensor.placements import (
 # As torch calls it.
 _StridedShard = StridedShard
 _composites.install()
-checkpoint.allow_loading()  # as torch does with its own
-checkpoint.register()
+_checkpoint.allow_loading()  # as torch does with its own
+_checkpoint.register()
 _fsdp.register()  # fully_shard of torch takes DTensors of this package
-native.load()  # if it was compiled
+_fastpath.load()  # if it was compiled
 
 __all__ = [
     "DTensor",

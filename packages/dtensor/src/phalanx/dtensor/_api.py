@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from phalanx.dtensor import _tensor, autograd, dispatch, placing, tracing
+from phalanx.dtensor import _autograd, _compile, _dispatch, _local_spec, _tensor
+from phalanx.dtensor._dtensor_spec import Spec, normalize_placements
 from phalanx.dtensor._mesh import Mesh, describe, token
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
-from phalanx.dtensor.placements import Placement, Replicate
-from phalanx.dtensor.spec import Spec, normalize_placements
+from phalanx.dtensor.placement_types import Placement, Replicate
 
-_tensor.complete(autograd, dispatch.dispatch)
+_tensor.complete(_autograd, _dispatch.dispatch)
 
 
 def distribute_tensor(
@@ -52,7 +52,7 @@ def distribute_tensor(
 
     Source: torch.distributed.tensor.distribute_tensor.
     """
-    mesh = current_mesh("distribute_tensor") if device_mesh is None else tracing.real_mesh(device_mesh)
+    mesh = current_mesh("distribute_tensor") if device_mesh is None else _compile.real_mesh(device_mesh)
     if placements is None:
         placements = (Replicate(),) * mesh.ndim
     if isinstance(tensor, DTensor):
@@ -62,14 +62,14 @@ def distribute_tensor(
             "distribute_tensor: the tensor is the result of an op that records gradients: write "
             "DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
         )
-    if tensor.requires_grad and tracing.is_traced():
+    if tensor.requires_grad and _compile.is_traced():
         raise RuntimeError(
             "distribute_tensor: in a compiled function it cannot make a leaf that requires gradients: make it outside, "
             "or write DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
         )
     spec = Spec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
-    local = placing.local_part(tensor.detach(), spec, src_data_rank)
-    return DTensor._wrap(local, placing.with_stride_of(spec, local), tensor.requires_grad)
+    local = _local_spec.local_part(tensor.detach(), spec, src_data_rank)
+    return DTensor._wrap(local, _local_spec.with_stride_of(spec, local), tensor.requires_grad)
 
 
 def _same(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement]) -> DTensor:
@@ -137,5 +137,5 @@ def _replicate(module: nn.Module, mesh: Mesh) -> None:
             module._buffers[key] = distribute_tensor(buffer, mesh, whole)
 
 
-tracing.in_graph(DTensor.from_local)
-tracing.in_graph(distribute_tensor)
+_compile.in_graph(DTensor.from_local)
+_compile.in_graph(distribute_tensor)

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import layout, placing
+from phalanx.dtensor import _layout, _local_spec
+from phalanx.dtensor._dtensor_spec import Spec
 from phalanx.dtensor._mesh import describe
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import either_dtensor, joined_mesh, torch_spec, when_fsdp_is_imported
-from phalanx.dtensor.placements import Replicate, Shard, SizedShard, StridedShard, as_torch_placement, split_dim
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor.placement_types import Replicate, Shard, SizedShard, StridedShard, as_torch_placement, split_dim
 
 
 def register() -> None:
@@ -71,7 +71,7 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
             ]
             stands_for = SimpleNamespace(
                 _spec=torch_spec(spec.mesh, placements, (spec.shape, spec.stride, spec.dtype)),  # type: ignore[arg-type]
-                _local_tensor=placing.waited(param._local_tensor),
+                _local_tensor=_local_spec.waited(param._local_tensor),
             )
             data = super()._init_sharding_spec(stands_for, fsdp_placement, shard_dim)
             self._sharding_spec = _sharded(spec, self._sharding_spec, shard_dim, self.mesh_info)
@@ -85,7 +85,7 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
             return spec.replace(dtype=unsharded_param.dtype)
 
         def _get_grad_inner_tensor(self, grad: torch.Tensor) -> torch.Tensor:
-            return placing.waited(super()._get_grad_inner_tensor(grad))
+            return _local_spec.waited(super()._get_grad_inner_tensor(grad))
 
     class FSDPParamGroup(group_class):  # type: ignore[misc]
         def __init__(self, params: list[Any], modules: Sequence[torch.nn.Module], *args: Any, **kwargs: Any) -> None:
@@ -143,8 +143,8 @@ def _is_sharded_last(spec: Spec, made: Spec, dim: int, mesh_dim: int) -> bool:
         for shard in range(num_shards):
             at = [0] * (made.mesh.ndim - spec.mesh.ndim)
             at[mesh_dim] = shard
-            part = layout.chunk(sum(length for _, length in whole), num_shards, shard)
-            if made.local_runs_at((*at, *coordinate))[dim] != layout.select(whole, (part,)):
+            part = _layout.chunk(sum(length for _, length in whole), num_shards, shard)
+            if made.local_runs_at((*at, *coordinate))[dim] != _layout.select(whole, (part,)):
                 return False
     return True
 

@@ -12,11 +12,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.types import IntLikeType
 
-from phalanx.dtensor import placing, tracing
+from phalanx.dtensor import _compile, _local_spec
+from phalanx.dtensor._dtensor_spec import Spec
 from phalanx.dtensor._mesh import Mesh, describe
 from phalanx.dtensor._torch_compat import disabled_torch_function, make_wrapper
-from phalanx.dtensor.placements import AnyPlacement, Placement
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor.placement_types import AnyPlacement, Placement
 
 _functions: Any = None  # the module that implements from_local, to_local, redistribute and full_tensor
 _data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]
@@ -68,7 +68,7 @@ class DTensor(torch.Tensor):
         if not isinstance(spec, Spec):
             if placements is None:
                 raise TypeError("DTensor: with a mesh placements are needed: write DTensor(local, mesh, [Shard(0)])")
-            spec = placing.spec_of_local(local_tensor, spec, placements, shape, stride)
+            spec = _local_spec.spec_of_local(local_tensor, spec, placements, shape, stride)
         if local_tensor.dtype != spec.dtype or (dtype is not None and dtype != spec.dtype):
             raise ValueError(
                 f"DTensor: the local tensor has dtype {local_tensor.dtype}, and the dtype asked for is "
@@ -132,33 +132,33 @@ class DTensor(torch.Tensor):
 
     # ---- torch.compile -----------------------------------------------------------------------------------------------
 
-    def __tensor_flatten__(self) -> tuple[list[str], tracing.Context]:
+    def __tensor_flatten__(self) -> tuple[list[str], _compile.Context]:
         spec = self._spec
-        return ["_local_tensor"], tracing.Context(spec.mesh, spec.placements, spec.dtype, self.requires_grad)
+        return ["_local_tensor"], _compile.Context(spec.mesh, spec.placements, spec.dtype, self.requires_grad)
 
     @staticmethod
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor],
-        context: tracing.Context,
+        context: _compile.Context,
         outer_size: Sequence[IntLikeType],
         outer_stride: Sequence[IntLikeType],
     ) -> "DTensor":
         local = inner["_local_tensor"]
-        shape, stride = tracing.settled(context.mesh, context.placements, local, outer_size, outer_stride)
+        shape, stride = _compile.settled(context.mesh, context.placements, local, outer_size, outer_stride)
         spec = Spec(context.mesh, context.placements, shape, stride, context.dtype)
         return DTensor._wrap(local, spec, context.requires_grad)
 
     def _stable_hash_for_caching(self) -> str:
         """For AOTAutograd: what its cache on disk knows a DTensor by."""
-        return tracing.cache_key(self)
+        return _compile.cache_key(self)
 
     def __coerce_tangent_metadata__(self) -> "DTensor":
         """For AOTAutograd: a tangent is never Partial."""
         if not self._spec.is_partial:
             return self
-        return self.redistribute(placements=placing.gradient_placements(self._spec.placements))
+        return self.redistribute(placements=_local_spec.gradient_placements(self._spec.placements))
 
-    def __coerce_same_metadata_as_tangent__(self, context: tracing.Context, expected_type: type | None = None) -> Any:
+    def __coerce_same_metadata_as_tangent__(self, context: _compile.Context, expected_type: type | None = None) -> Any:
         """For AOTAutograd: a tangent with the placements that were seen while tracing."""
         if expected_type is not None:
             return self.to_local() if expected_type is torch.Tensor else None

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from phalanx.dtensor import fallback, planner
+from phalanx.dtensor import _fallback, _sharding_prop
+from phalanx.dtensor._op_plan import Plan, RulePlan
+from phalanx.dtensor._redistribute import Step
 from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor.debug._comm_mode import counted_as
 from phalanx.dtensor.debug._torch_compat import is_higher_order, tree_leaves
-from phalanx.dtensor.debug.comm_mode import counted_as
-from phalanx.dtensor.plan import Plan, RulePlan
-from phalanx.dtensor.redistribute import Step
 
 _PROGRAM = "asked for by the program"
 
@@ -148,7 +148,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if name is not None:
                 self._sent(name, args)
             return func(*args, **kwargs)
-        record = self._recorded(func, planner.plan(func, args, kwargs), given)
+        record = self._recorded(func, _sharding_prop.plan(func, args, kwargs), given)
         self._open.append(record)
         try:
             with self:  # what it is made of is seen as well
@@ -181,7 +181,11 @@ def _kind(plan: Plan) -> str:
     if isinstance(plan, RulePlan):
         return "rule"
     run: Any = plan.run
-    kinds = {fallback.write_back: "written back", fallback.decomposed: "decomposed", fallback.replicated: "replicated"}
+    kinds = {
+        _fallback.write_back: "written back",
+        _fallback.decomposed: "decomposed",
+        _fallback.replicated: "replicated",
+    }
     return kinds.get(run, "handled")
 
 

@@ -351,7 +351,7 @@ struct Kernel final : c10::OperatorKernel {
     try {
       learn_one(*self, op, key, given);
     } catch (py::error_already_set &error) {
-      error.discard_as_unraisable("phalanx.dtensor.native");
+      error.discard_as_unraisable("phalanx.dtensor._fastpath");
     } catch (const std::exception &) {
       // An argument that Python cannot be shown. The call is done; the next of its kind need not be looked at.
       self->recipes.insert_or_assign(key, std::make_shared<Recipe>());

@@ -9,8 +9,8 @@ from torch import nn
 
 from phalanx.dtensor._mesh import Mesh, describe, token
 from phalanx.dtensor._torch_compat import current_mesh
-from phalanx.dtensor.parallel import joint
-from phalanx.dtensor.parallel.styles import ParallelStyle
+from phalanx.dtensor.parallel import _input_cache
+from phalanx.dtensor.parallel.style import ParallelStyle
 
 
 def parallelize_module(
@@ -56,8 +56,8 @@ def parallelize_module(
     _apply(module, mesh, parallelize_plan, src_data_rank)
     if not isinstance(parallelize_plan, ParallelStyle):
         # Modules within this one share conversions of inputs in a forward, and nothing is kept after it.
-        module.register_forward_pre_hook(joint.begin_forward)
-        module.register_forward_hook(joint.end_forward, always_call=True)
+        module.register_forward_pre_hook(_input_cache.begin_forward)
+        module.register_forward_hook(_input_cache.end_forward, always_call=True)
     return module
 
 

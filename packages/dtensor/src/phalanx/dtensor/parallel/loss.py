@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from phalanx.dtensor.mode import implicit_replication
+from phalanx.dtensor._mode import implicit_replication
 
 
 @contextmanager
