@@ -21,8 +21,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from phalanx.dtensor import (
+    AbstractMesh,
     DTensor,
-    GridMesh,
     Partial,
     Replicate,
     Shard,
@@ -32,7 +32,7 @@ from phalanx.dtensor import (
     distribute_module,
     distribute_tensor,
 )
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from ranks import run_ranks, scratch
 
 R = Replicate()
@@ -323,7 +323,7 @@ class _Elsewhere:
 
 
 def test_what_is_no_class_of_ours_is_still_refused():
-    spec = Spec(GridMesh((2,)), (Shard(0),), (4,), (1,), torch.float32)
+    spec = DTensorSpec(AbstractMesh((2,)), (Shard(0),), (4,), (1,), torch.float32)
     x = DTensor._wrap(torch.ones(2), spec)
     x.note = _Elsewhere()
     buffer = io.BytesIO()
@@ -341,7 +341,9 @@ def test_what_is_no_class_of_ours_is_still_refused():
 def test_a_box_that_a_rank_does_not_have_is_an_error():
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
-    x = DTensor._wrap(torch.ones(2, 3), Spec(GridMesh((2,), (1,)), (Shard(0),), (4, 3), (3, 1), torch.float32))
+    x = DTensor._wrap(
+        torch.ones(2, 3), DTensorSpec(AbstractMesh((2,), (1,)), (Shard(0),), (4, 3), (3, 1), torch.float32)
+    )
     assert _checkpoint.tensor_shard(x, MetadataIndex("x", (2, 0))) is x._local_tensor
     with pytest.raises(ValueError, match=r"'x' this rank has no box at offset \(0, 0\); it has those at \[\(2, 0\)\]"):
         _checkpoint.tensor_shard(x, MetadataIndex("x", (0, 0)))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, _factories
+from phalanx.dtensor import AbstractMesh, Partial, Replicate, Shard, _factories
 from ranks import run_ranks
 
 
@@ -34,12 +34,12 @@ def test_tensors_are_made_uneven_and_over_meshes_of_two_dims():
 
 
 def test_a_rank_outside_the_mesh_has_an_empty_local_tensor():
-    made = _factories.randn(8, 3, device_mesh=GridMesh((4,), None), placements=[Shard(0)])
+    made = _factories.randn(8, 3, device_mesh=AbstractMesh((4,), None), placements=[Shard(0)])
     assert made.shape == (8, 3) and made._local_tensor.shape == (0,)
 
 
 def test_wrong_arguments_say_what_to_write():
-    mesh = GridMesh((2,))
+    mesh = AbstractMesh((2,))
     with pytest.raises(ValueError, match="from_local"):
         _factories.zeros(4, device_mesh=mesh, placements=[Partial()])
     with pytest.raises(ValueError, match="same length as the mesh"):

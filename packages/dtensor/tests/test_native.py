@@ -17,8 +17,8 @@ import compiled
 import fake_torch_cuda
 from phalanx.collectives import building
 from phalanx.dtensor import (
+    AbstractMesh,
     DTensor,
-    GridMesh,
     Partial,
     Replicate,
     Shard,
@@ -443,7 +443,7 @@ def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
 
 
 def test_what_is_asked_for_a_recipe_says_what_was_done():
-    mesh = GridMesh((2,))
+    mesh = AbstractMesh((2,))
     x = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
     y, pieces = x + x, x.split(1, 1)
     op = torch.ops.aten

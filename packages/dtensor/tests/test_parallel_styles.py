@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from phalanx.dtensor import DTensor, Replicate, Shard, distribute_tensor
-from phalanx.dtensor._redistribute import execute
+from phalanx.dtensor._redistribute import comm
 from phalanx.dtensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -19,7 +19,7 @@ from phalanx.dtensor.parallel import (
     PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
-    joint,
+    _input_cache,
     parallelize_module,
 )
 from ranks import run_ranks
@@ -31,7 +31,7 @@ WIDTH, HEADS, BATCH, LENGTH = 16, 4, 2, 8
 def counted():
     """The number of each collective that DTensors do within."""
     names = ("_all_gather", "_all_reduce", "_reduce_scatter", "_all_to_all")
-    kept = {name: getattr(execute, name) for name in names}
+    kept = {name: getattr(comm, name) for name in names}
     counts = dict.fromkeys((name[1:] for name in names), 0)
 
     def counting(name):
@@ -42,12 +42,12 @@ def counted():
         return call
 
     for name in names:
-        setattr(execute, name, counting(name))
+        setattr(comm, name, counting(name))
     try:
         yield counts
     finally:
         for name in names:
-            setattr(execute, name, kept[name])
+            setattr(comm, name, kept[name])
 
 
 class Attention(nn.Module):
@@ -305,11 +305,11 @@ def shared_conversions(rank, world_size):
     first_module, second_module = object(), object()
 
     def placed(tensor, given, asker=first_module):
-        return joint.as_placed(tensor, mesh, given, full, asker)
+        return _input_cache.as_placed(tensor, mesh, given, full, asker)
 
     x = torch.ones(4, 2, requires_grad=True) * 1.0
     assert placed(x, full) is not placed(x, full)  # no forward of a parallelized module runs
-    joint.begin_forward()
+    _input_cache.begin_forward()
     first = placed(x, full)
     assert placed(x, full, second_module) is first
     with torch.no_grad():
@@ -326,13 +326,13 @@ def shared_conversions(rank, world_size):
     with torch.inference_mode():
         z = torch.ones(2)
         assert placed(z, full) is not placed(z, full)
-    joint.end_forward()
+    _input_cache.end_forward()
     # Nothing is held when the forward of a parallelized module has ended, nor when it has failed.
     model = parallelize_module(Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel()})
     leaf = torch.randn(3, WIDTH, requires_grad=True)
     with contextlib.suppress(RuntimeError):
         model(leaf)  # `down` gets a part of what it needs
-    assert joint._last.result is None and joint._last.depth == 0
+    assert _input_cache._last.result is None and _input_cache._last.depth == 0
     # The same input again, after a backward: nothing of the first graph is used.
     model = parallelize_module(
         Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -387,13 +387,13 @@ def written_memory(rank, world_size):
                     else:
                         parallelize_module(model, mesh, {"0": style})
                     if where == "twice in a forward":
-                        joint.begin_forward()
+                        _input_cache.begin_forward()
                     x = torch.ones(2, 4, requires_grad=grad)
                     before = linear(x) if where == "twice in a forward" else model(x)
                     change(x)
                     after = linear(x) if where == "twice in a forward" else model(x)
                     if where == "twice in a forward":
-                        joint.end_forward()
+                        _input_cache.end_forward()
                     for result, value in ((before, 4.0), (after, 8.0)):
                         result = result.to_local() if isinstance(result, DTensor) else result
                         assert bool((result == value).all()), (style_name, where, grad, name, result)

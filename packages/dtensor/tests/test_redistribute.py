@@ -9,9 +9,9 @@ import random
 import pytest
 import torch
 
-from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, SizedShard, StridedShard
-from phalanx.dtensor._dtensor_spec import Spec
-from phalanx.dtensor._redistribute import plan
+from phalanx.dtensor import AbstractMesh, Partial, Replicate, Shard, SizedShard, StridedShard
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._redistribute import planner
 from phalanx.dtensor._redistribute.local_steps import Place, action
 from phalanx.dtensor._redistribute.planner import Planner
 from phalanx.dtensor._rules.cost import default_model
@@ -209,7 +209,7 @@ def test_one_mesh_dim_every_pair(size, ranks, backwards):  # D4, D6
 
 def valid(shape, mesh_shape, placements):
     try:
-        Spec(GridMesh(mesh_shape), placements, shape)
+        DTensorSpec(AbstractMesh(mesh_shape), placements, shape)
     except ValueError:
         return False
     return True
@@ -253,12 +253,12 @@ def test_three_mesh_dims():
 
 
 def test_the_way_of_a_search_that_gives_up(monkeypatch):
-    monkeypatch.setattr(plan, "_MOST_STATES", 0)
+    monkeypatch.setattr(planner, "_MOST_STATES", 0)
     for source, target, shape in sampled((2, 2, 2), 60):
         check((2, 2, 2), source, target, shape)
 
 
 def test_an_exchange_whose_bytes_are_not_counted(monkeypatch):
-    monkeypatch.setattr(plan, "_MOST_COUNTED", 0)
+    monkeypatch.setattr(planner, "_MOST_COUNTED", 0)
     for source, target, shape in sampled((2, 3), 150):
         check((2, 3), source, target, shape)

@@ -11,7 +11,7 @@ from phalanx.dtensor import _checkpoint, _composites, _fastpath, _fsdp
 from phalanx.dtensor._api import distribute_module, distribute_tensor
 from phalanx.dtensor._factories import empty, full, ones, rand, randn, zeros
 from phalanx.dtensor._interop import from_torch, to_torch
-from phalanx.dtensor._mesh import GridMesh
+from phalanx.dtensor._mesh import AbstractMesh
 from phalanx.dtensor._mode import StrictError, implicit_replication, strict
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.explain import explain
@@ -35,8 +35,8 @@ _fsdp.register()  # fully_shard of torch takes DTensors of this package
 _fastpath.load()  # if it was compiled
 
 __all__ = [
+    "AbstractMesh",
     "DTensor",
-    "GridMesh",
     "Partial",
     "Placement",
     "Replicate",

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from phalanx.dtensor import _autograd, _compile, _dispatch, _local_spec, _tensor
-from phalanx.dtensor._dtensor_spec import Spec, normalize_placements
-from phalanx.dtensor._mesh import Mesh, describe, token
+from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
+from phalanx.dtensor._mesh import Mesh, describe, mesh_id
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.placement_types import Placement, Replicate
@@ -67,13 +67,13 @@ def distribute_tensor(
             "distribute_tensor: in a compiled function it cannot make a leaf that requires gradients: make it outside, "
             "or write DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
         )
-    spec = Spec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
+    spec = DTensorSpec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
     local = _local_spec.local_part(tensor.detach(), spec, src_data_rank)
     return DTensor._wrap(local, _local_spec.with_stride_of(spec, local), tensor.requires_grad)
 
 
 def _same(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement]) -> DTensor:
-    if token(tensor.device_mesh) != token(mesh):
+    if mesh_id(tensor.device_mesh) != mesh_id(mesh):
         raise ValueError(
             f"distribute_tensor: the DTensor is on mesh {describe(tensor.device_mesh)}, not on {describe(mesh)}: "
             "bring it there with redistribute(mesh, placements)"

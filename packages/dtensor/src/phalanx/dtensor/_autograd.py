@@ -15,9 +15,9 @@ import torch
 from torch.autograd import Function
 
 from phalanx.dtensor import _compile, _local_spec
-from phalanx.dtensor._dtensor_spec import Spec, normalize_placements
-from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.placement_types import Partial, Placement, Replicate, split_dim
@@ -32,7 +32,7 @@ def use_native(module: Any) -> None:
     _native = module
 
 
-def _gradient_spec(spec: Spec) -> Spec:
+def _gradient_spec(spec: DTensorSpec) -> DTensorSpec:
     return spec.replace(placements=_local_spec.gradient_placements(spec.placements))
 
 
@@ -87,7 +87,7 @@ def _same_values(local: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return local + (values - local.detach())
 
 
-def _wanted(who: str, spec: Spec, placements: Sequence[Placement]) -> Any:
+def _wanted(who: str, spec: DTensorSpec, placements: Sequence[Placement]) -> Any:
     """Placements for the gradient of a local tensor, which must have its shape."""
     wanted = normalize_placements(spec.mesh, placements, spec.ndim)
     if wanted != spec.placements and not _have_same_parts(spec, spec.replace(placements=wanted)):
@@ -99,7 +99,7 @@ def _wanted(who: str, spec: Spec, placements: Sequence[Placement]) -> Any:
     return wanted
 
 
-def _have_same_parts(one: Spec, other: Spec) -> bool:
+def _have_same_parts(one: DTensorSpec, other: DTensorSpec) -> bool:
     """Whether each rank of the mesh, and not only this one, has a local tensor of one shape in both."""
     pairs = zip(one.placements, other.placements, strict=True)
     if all(a == b or (split_dim(a) is None and split_dim(b) is None) for a, b in pairs):
@@ -111,7 +111,7 @@ def _have_same_parts(one: Spec, other: Spec) -> bool:
 
 class _FromLocal(Function):
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, spec: Spec, wanted: Any) -> Any:
+    def forward(ctx: Any, local: torch.Tensor, spec: DTensorSpec, wanted: Any) -> Any:
         ctx.spec, ctx.wanted = spec, wanted
         ctx.set_materialize_grads(False)
         # A tensor of its own, since autograd notes in the one that it gets what it is the result of.
@@ -123,7 +123,7 @@ class _FromLocal(Function):
         return None if grad is None else _from_local_back(ctx.spec, grad, ctx.wanted), None, None
 
 
-def _from_local_back(spec: Spec, grad: Any, wanted: Any = None) -> torch.Tensor:
+def _from_local_back(spec: DTensorSpec, grad: Any, wanted: Any = None) -> torch.Tensor:
     """The gradient of the local tensor that a DTensor of this spec was made of."""
     placements = wanted or _local_spec.gradient_placements(spec.placements)
     if grad._spec.placements != placements:
@@ -167,7 +167,7 @@ class _ToLocal(Function):
         return None if grad is None else _to_local_back(ctx.spec, grad, ctx.grad_placements), None
 
 
-def _to_local_back(spec: Spec, grad: torch.Tensor, wanted: Any = None) -> Any:
+def _to_local_back(spec: DTensorSpec, grad: torch.Tensor, wanted: Any = None) -> Any:
     """The gradient of a DTensor of this spec, of whose local tensor it is `grad`."""
     made = spec.replace(placements=wanted or _local_spec.gradient_placements(spec.placements), dtype=grad.dtype)
     if not grad.requires_grad:
@@ -194,7 +194,7 @@ def redistribute(
             "redistribute: placements are needed: write redistribute(placements=[...]), one for each mesh dim"
         )
     wanted = normalize_placements(target, placements, spec.ndim)
-    same_mesh = target is spec.mesh or token(target) == token(spec.mesh)
+    same_mesh = target is spec.mesh or mesh_id(target) == mesh_id(spec.mesh)
     for mesh_dim, placement in enumerate(wanted):
         if type(placement) is Partial and not (same_mesh and spec.placements[mesh_dim] == placement):
             raise RuntimeError(
@@ -216,8 +216,8 @@ def _moved(tensor: Any, mesh: Mesh, placements: Any, async_op: bool, dtype: torc
     spec, local = tensor._spec, tensor._local_tensor
     if dtype != spec.dtype:
         spec, local = spec.replace(dtype=dtype), local.to(dtype)
-    target = Spec(mesh, placements, spec.shape, spec.stride, dtype)
-    return DTensor._wrap(transfer(spec, target).run(local, async_op), target)
+    target = DTensorSpec(mesh, placements, spec.shape, spec.stride, dtype)
+    return DTensor._wrap(plan_redistribute(spec, target).run(local, async_op), target)
 
 
 class _Redistribute(Function):
@@ -239,7 +239,7 @@ class _Redistribute(Function):
         return made, None, None, None, None, None
 
 
-def _redistribute_back(spec: Spec, grad: Any, async_op: bool = False, dtype: torch.dtype | None = None) -> Any:
+def _redistribute_back(spec: DTensorSpec, grad: Any, async_op: bool = False, dtype: torch.dtype | None = None) -> Any:
     """The gradient of a DTensor of this spec that was redistributed."""
     placements = _local_spec.gradient_placements(spec.placements)
     if dtype is not None and grad.dtype != dtype:

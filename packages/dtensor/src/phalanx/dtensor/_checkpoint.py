@@ -14,8 +14,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.dtensor import _api, _local_spec
-from phalanx.dtensor._dtensor_spec import Spec
-from phalanx.dtensor._mesh import GridMesh, coordinate_of
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._mesh import AbstractMesh, coordinate_of
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import either_dtensor, when_state_dicts_are_imported
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, SizedShard, StridedShard
@@ -30,7 +30,7 @@ class _Box(NamedTuple):
 
 
 def _boxes(tensor: Any) -> list[_Box]:
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     if spec.is_partial:
         raise RuntimeError(
             f"a DTensor with placements {list(spec.placements)} cannot be saved or loaded: no rank has its values; "
@@ -176,5 +176,5 @@ def _loaded(tensor: Any, values: torch.Tensor) -> Any:
 def allow_loading() -> None:
     """Let torch.load(weights_only=True) make DTensors of this package: none of the classes runs code of a file."""
     torch.serialization.add_safe_globals(
-        [DTensor, Spec, Shard, SizedShard, StridedShard, Replicate, Partial, DeviceMesh, GridMesh]
+        [DTensor, DTensorSpec, Shard, SizedShard, StridedShard, Replicate, Partial, DeviceMesh, AbstractMesh]
     )

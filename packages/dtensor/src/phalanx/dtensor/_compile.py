@@ -19,7 +19,7 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.types import IntLikeType
 
-from phalanx.dtensor._mesh import Mesh, coordinate_of, token
+from phalanx.dtensor._mesh import Mesh, coordinate_of, mesh_id
 from phalanx.dtensor._torch_compat import (
     allow_in_graph,
     mesh_groups,
@@ -58,7 +58,7 @@ class Context:
     def __new__(
         cls, mesh: Mesh, placements: tuple[AnyPlacement, ...], dtype: torch.dtype, requires_grad: bool
     ) -> "Context":
-        key = token(mesh), placements, dtype, requires_grad
+        key = mesh_id(mesh), placements, dtype, requires_grad
         found = _contexts.get(key)
         if found is None:
             found = object.__new__(cls)

@@ -25,11 +25,11 @@ from phalanx.dtensor._algorithms import (  # noqa: F401  (each registers its alg
     var_mean,
     weighted_nll,
 )
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._graph_agreement import recorded, sent_over
 from phalanx.dtensor._mesh import coordinate_of
 from phalanx.dtensor._random.ops import RANDOM_OPS
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import is_recorded
 from phalanx.dtensor.placement_types import Replicate
@@ -102,7 +102,7 @@ def _all_distributed(values: Sequence[Any]) -> list[Any] | None:
             return [made(one) for one in value]
         if not isinstance(value, torch.Tensor) or isinstance(value, DTensor):
             return value
-        return DTensor._wrap(value, Spec(mesh, whole, value.shape, value.stride(), value.dtype))
+        return DTensor._wrap(value, DTensorSpec(mesh, whole, value.shape, value.stride(), value.dtype))
 
     return [made(value) for value in values]
 
@@ -113,7 +113,7 @@ def _all_distributed(values: Sequence[Any]) -> list[Any] | None:
 @handles(aten._local_scalar_dense.default)
 def _item(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """item(), float(), bool(): of the whole value, also where it is Partial."""
-    whole = _fallback.whole_of(args[0])
+    whole = _fallback.replicate_arg(args[0])
     if whole.numel() != 1:
         raise RuntimeError("item(): this rank is outside the mesh of the DTensor, and has no value")
     return op(whole)
@@ -126,12 +126,12 @@ def _equal(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
         raise RuntimeError("equal: got mixed distributed and non-distributed tensors: make both DTensors")
     if first.shape != second.shape:
         return False
-    spec: Spec = first._spec
+    spec: DTensorSpec = first._spec
     if coordinate_of(spec.mesh) is None:
         return True  # nothing that is here differs
     placements = [Replicate() if one.is_partial() else one for one in spec.placements]
     mine = [
-        transfer(one._spec, spec.replace(placements=placements, dtype=one.dtype)).run(one._local_tensor)
+        plan_redistribute(one._spec, spec.replace(placements=placements, dtype=one.dtype)).run(one._local_tensor)
         for one in (first, second)
     ]
     same = torch.tensor(op(*mine), dtype=torch.int32)
@@ -157,10 +157,10 @@ def _is_pinned(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 def _new_strided(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """As the tensor, if it has its shape; else the same on every rank."""
     tensor, size, stride = args[:3]
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     same = tuple(size) == tuple(spec.shape) and not spec.is_partial
     placements = spec.placements if same else (Replicate(),) * spec.mesh.ndim
-    made = Spec(spec.mesh, placements, tuple(size), tuple(stride), kwargs.get("dtype") or spec.dtype)
+    made = DTensorSpec(spec.mesh, placements, tuple(size), tuple(stride), kwargs.get("dtype") or spec.dtype)
     local = torch.empty_strided(
         made.local_shape, made.local_stride, dtype=made.dtype, device=kwargs.get("device") or tensor.device
     )

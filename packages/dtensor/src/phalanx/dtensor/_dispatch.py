@@ -1,7 +1,7 @@
-"""Every op on a DTensor comes here, below autograd: find its Plan and run it.
+"""Every op on a DTensor comes here, below autograd: find its OpPlan and run it.
 
-A Plan is found by op, specs and other arguments. Specs are interned, so a key is made of identities and small values,
-and nothing is worked out for a call whose kind was seen before. What is new goes to `planner`.
+An OpPlan is found by op, specs and other arguments. Specs are interned, so a key is made of identities and small
+values, and nothing is computed for a call whose kind was seen before. A new call goes to `_sharding_prop`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import _mode, _sharding_prop
-from phalanx.dtensor._dtensor_spec import Spec
-from phalanx.dtensor._op_plan import Plan, check_writable
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._op_plan import OpPlan, check_writable
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import make_wrapper
 
 # A program that passes other numbers all the time (a learning rate) must not fill memory.
 _MOST_KEPT = 16384
-_plans: dict[tuple[Any, ...], Plan] = {}
+_plans: dict[tuple[Any, ...], OpPlan] = {}
 
 # Arguments that are what they show: equal ones of one type give the same plan.
 _ATOMS = frozenset(
@@ -105,7 +105,7 @@ def _other(func: Any, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[An
     if plan is None:
         plan = _sharding_prop.plan(func, args, kwargs)
         # A plan of symbolic sizes is of use only while they are traced.
-        if key is not None and not any(isinstance(part, Spec) and type(part) is not Spec for part in key):
+        if key is not None and not any(isinstance(part, DTensorSpec) and type(part) is not DTensorSpec for part in key):
             if len(_plans) >= _MOST_KEPT:
                 _plans.clear()
             _plans[key] = plan
@@ -141,7 +141,7 @@ def _part(value: Any) -> Any:
     if kind in _ATOMS:
         return kind, value
     if isinstance(value, DTensor):
-        if type(value._spec) is not Spec:
+        if type(value._spec) is not DTensorSpec:
             raise _NoKey
         return value._spec
     if isinstance(value, torch.Tensor):
@@ -151,8 +151,8 @@ def _part(value: Any) -> Any:
     raise _NoKey
 
 
-def known_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan | None:
-    """The Plan of a call that was done before, if it was kept.
+def known_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> OpPlan | None:
+    """The OpPlan of a call that was done before, if it was kept.
 
     Args:
         func: An OpOverload.
@@ -186,7 +186,7 @@ def on_forget(call: Callable[[], object]) -> None:
 
 
 def forget_plans() -> None:
-    """Plan everything anew: for when rules have changed."""
+    """OpPlan everything anew: for when rules have changed."""
     _plans.clear()
     for call in _forgetters:
         call()

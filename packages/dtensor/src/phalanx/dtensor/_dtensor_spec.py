@@ -1,8 +1,8 @@
 """Specs: what a DTensor is, but for its values. Equal specs are one object, so that `is` compares them and a plan cache
 hashes them by identity.
 
-    spec = Spec(mesh, (Shard(0), Replicate()), (8, 4), (4, 1), torch.float32)
-    spec is Spec(mesh, (Shard(0), Replicate()), (8, 4), (4, 1), torch.float32)        # True, on any thread
+    spec = DTensorSpec(mesh, (Shard(0), Replicate()), (8, 4), (4, 1), torch.float32)
+    spec is DTensorSpec(mesh, (Shard(0), Replicate()), (8, 4), (4, 1), torch.float32)        # True, on any thread
 
 A spec is kept only as long as somebody holds it. Where a size is a SymInt, specs are compared by value (`==`), since
 what is equal may not be known: only then are there several of one value.
@@ -19,7 +19,7 @@ import torch
 from torch.types import IntLikeType
 
 from phalanx.dtensor import _layout
-from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token, token_of
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id, mesh_ids
 from phalanx.dtensor._torch_compat import surely_equal
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Placement, as_placement, on_dim, split_dim
 
@@ -30,7 +30,7 @@ _lock = threading.RLock()  # reentrant: the garbage collector may call _forget a
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-class Meta(NamedTuple):
+class TensorMeta(NamedTuple):
     """What every tensor has."""
 
     shape: torch.Size
@@ -38,11 +38,11 @@ class Meta(NamedTuple):
     dtype: torch.dtype
 
 
-class Spec:
+class DTensorSpec:
     """What a DTensor is, but for its values: mesh, placements, and shape, stride and dtype of the whole tensor.
 
     Args:
-        mesh: A torch DeviceMesh (or a GridMesh, where nothing communicates). Equal meshes are taken for one.
+        mesh: A torch DeviceMesh (or an AbstractMesh, where nothing communicates). Equal meshes are taken for one.
         placements: One for each mesh dim, of this package or of torch; negative dims are made positive.
         shape: The shape of the whole tensor.
         stride: Its stride; contiguous if it is left out.
@@ -76,7 +76,7 @@ class Spec:
     dtype: torch.dtype
     ndim: int
     num_shards: int  # the number of different pieces of the tensor
-    tensor_meta: "Meta"  # shape, stride and dtype once more: torch's constructor of wrappers asks for it
+    tensor_meta: "TensorMeta"  # shape, stride and dtype once more: torch's constructor of wrappers asks for it
     _local_shape: torch.Size | None
     _local_runs: tuple[_layout.Runs, ...] | None
 
@@ -87,16 +87,16 @@ class Spec:
         shape: Sequence[IntLikeType],
         stride: Sequence[IntLikeType] | None = None,
         dtype: torch.dtype = torch.float32,
-    ) -> "Spec":
+    ) -> "DTensorSpec":
         # The hot path: everything has the form in which it is kept, or is a list where that is a tuple.
         try:
-            entry = _table.get((token_of.get(id(mesh)), placements, shape, stride, dtype))
+            entry = _table.get((mesh_ids.get(id(mesh)), placements, shape, stride, dtype))
         except TypeError:
             placements = tuple(placements) if type(placements) is list else placements
             shape = tuple(shape) if type(shape) is list else shape
             stride = tuple(stride) if type(stride) is list else stride
             try:
-                entry = _table.get((token_of.get(id(mesh)), placements, shape, stride, dtype))
+                entry = _table.get((mesh_ids.get(id(mesh)), placements, shape, stride, dtype))
             except TypeError:  # a SymInt, or something wrong
                 entry = None
         if entry is not None:
@@ -166,11 +166,11 @@ class Spec:
         shape: Sequence[IntLikeType] | None = None,
         stride: Sequence[IntLikeType] | None = None,
         dtype: torch.dtype | None = None,
-    ) -> "Spec":
+    ) -> "DTensorSpec":
         """The spec that differs in these; a new shape without a stride is contiguous."""
         if shape is None:
             shape, stride = self.shape, self.stride if stride is None else stride
-        return Spec(
+        return DTensorSpec(
             self.mesh,
             self.placements if placements is None else placements,
             shape,
@@ -179,23 +179,23 @@ class Spec:
         )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a Spec cannot be changed ({name!r}): use replace(), which gives another one")
+        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which gives another one")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a Spec cannot be changed ({name!r})")
+        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r})")
 
-    def __copy__(self) -> "Spec":
+    def __copy__(self) -> "DTensorSpec":
         return self
 
-    def __deepcopy__(self, memo: object) -> "Spec":
+    def __deepcopy__(self, memo: object) -> "DTensorSpec":
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Spec, (self.mesh, self.placements, tuple(self.shape), self.stride, self.dtype)
+        return DTensorSpec, (self.mesh, self.placements, tuple(self.shape), self.stride, self.dtype)
 
     def __repr__(self) -> str:
         return (
-            f"Spec(shape={tuple(self.shape)}, dtype={self.dtype}, placements={self.placements}, "
+            f"DTensorSpec(shape={tuple(self.shape)}, dtype={self.dtype}, placements={self.placements}, "
             f"mesh={describe(self.mesh)})"
         )
 
@@ -206,7 +206,7 @@ class Spec:
 
 
 @final
-class _SymbolicSpec(Spec):
+class _SymbolicSpec(DTensorSpec):
     """A spec with a SymInt. There may be several of one value; they are equal if each size is known to be."""
 
     __slots__ = ()
@@ -214,7 +214,7 @@ class _SymbolicSpec(Spec):
     def __eq__(self, other: object) -> bool:
         return self is other or (
             type(other) is _SymbolicSpec
-            and token(self.mesh) == token(other.mesh)
+            and mesh_id(self.mesh) == mesh_id(other.mesh)
             and self.placements == other.placements
             and self.dtype == other.dtype
             and self.ndim == other.ndim
@@ -223,10 +223,10 @@ class _SymbolicSpec(Spec):
         )
 
     def __hash__(self) -> int:
-        return hash((token(self.mesh), self.placements, self.dtype, self.ndim))
+        return hash((mesh_id(self.mesh), self.placements, self.dtype, self.ndim))
 
 
-class _Entry(weakref.ref[Spec]):
+class _Entry(weakref.ref[DTensorSpec]):
     """What the table keeps of a spec."""
 
     __slots__ = ("key",)
@@ -254,21 +254,21 @@ def _make(
     shape: Sequence[IntLikeType],
     stride: Sequence[IntLikeType] | None,
     dtype: torch.dtype,
-) -> Spec:
+) -> DTensorSpec:
     """Check everything, and find or make the spec."""
-    number = token(mesh)
+    number = mesh_id(mesh)
     if not isinstance(dtype, torch.dtype):
-        raise TypeError(f"Spec: dtype must be a torch dtype, not {dtype!r}: write torch.float32")
+        raise TypeError(f"DTensorSpec: dtype must be a torch dtype, not {dtype!r}: write torch.float32")
     if isinstance(shape, int | torch.SymInt | str) or not isinstance(shape, Sequence):
-        raise TypeError(f"Spec: shape must be a sequence of ints, not {shape!r}: write (8, 4)")
+        raise TypeError(f"DTensorSpec: shape must be a sequence of ints, not {shape!r}: write (8, 4)")
     size = _size(shape)
     symbolic = not all(type(n) is int for n in size)
     if not symbolic and any(n < 0 for n in size):
-        raise ValueError(f"Spec: no size may be negative, and the shape is {tuple(size)}")
+        raise ValueError(f"DTensorSpec: no size may be negative, and the shape is {tuple(size)}")
     steps = _layout.contiguous_stride(size) if stride is None else tuple(stride)
     if len(steps) != len(size):
         raise ValueError(
-            f"Spec: shape {tuple(size)} needs {len(size)} strides, not {steps}: leave them out if contiguous"
+            f"DTensorSpec: shape {tuple(size)} needs {len(size)} strides, not {steps}: leave them out if contiguous"
         )
     symbolic = symbolic or not all(type(n) is int for n in steps)
     placed = normalize_placements(mesh, placements, len(size))
@@ -287,21 +287,23 @@ def _make(
         entry = _table.get(key)
         spec = None if entry is None else entry()
         if spec is None:
-            spec = _fill(Spec, mesh, placed, size, steps, dtype)
+            spec = _fill(DTensorSpec, mesh, placed, size, steps, dtype)
             entry = _Entry(spec, _forget)
             entry.key = key
             _table[key] = entry
     return spec
 
 
-def _fill(cls: type[Spec], mesh: Mesh, placements: Any, shape: Any, stride: Any, dtype: torch.dtype) -> Spec:
+def _fill(
+    cls: type[DTensorSpec], mesh: Mesh, placements: Any, shape: Any, stride: Any, dtype: torch.dtype
+) -> DTensorSpec:
     spec = object.__new__(cls)
     _set(spec, "mesh", mesh)
     _set(spec, "placements", placements)
     _set(spec, "shape", shape)
     _set(spec, "stride", stride)
     _set(spec, "dtype", dtype)
-    _set(spec, "tensor_meta", Meta(shape, stride, dtype))
+    _set(spec, "tensor_meta", TensorMeta(shape, stride, dtype))
     _set(spec, "ndim", len(shape))
     ranks = (n for n, placement in zip(mesh.shape, placements, strict=True) if split_dim(placement) is not None)
     _set(spec, "num_shards", prod(ranks))

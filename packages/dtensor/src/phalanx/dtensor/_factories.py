@@ -14,8 +14,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.random import Kind
-from phalanx.dtensor._dtensor_spec import Spec
-from phalanx.dtensor._random.fill import Law, fill_local
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._random.fill import Distribution, fill_local
 from phalanx.dtensor._random.state import draw_key
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
@@ -31,7 +31,7 @@ def _spec(
     layout: torch.layout,
     mesh: DeviceMesh | None,
     placements: Sequence[Placement] | None,
-) -> Spec:
+) -> DTensorSpec:
     if layout != torch.strided:
         raise ValueError(f"{who}: a DTensor has the layout torch.strided, not {layout}: leave `layout` out")
     if mesh is None:
@@ -44,7 +44,7 @@ def _spec(
     if placements is None:
         placements = [Replicate()] * mesh.ndim
     dtype = torch.get_default_dtype() if dtype is None else dtype
-    spec = Spec(mesh, placements, tuple(size), None, dtype)
+    spec = DTensorSpec(mesh, placements, tuple(size), None, dtype)
     if spec.is_partial:
         raise ValueError(
             f"{who}: {list(spec.placements)} has a Partial, of which no terms are given: write Replicate(), or "
@@ -53,7 +53,7 @@ def _spec(
     return spec
 
 
-def _made(spec: Spec, requires_grad: bool, fill: Callable[[torch.Tensor], Any]) -> DTensor:
+def _made(spec: DTensorSpec, requires_grad: bool, fill: Callable[[torch.Tensor], Any]) -> DTensor:
     local = torch.empty_strided(spec.local_shape, spec.local_stride, dtype=spec.dtype, device=spec.mesh.device_type)
     fill(local)
     return DTensor._wrap(local, spec, requires_grad)
@@ -140,11 +140,11 @@ def full(
     return _made(spec, requires_grad, lambda local: local.fill_(fill_value))
 
 
-def _random(law: Law, who: str, spec: Spec, requires_grad: bool) -> DTensor:
-    if not (spec.dtype.is_floating_point or (spec.dtype.is_complex and law.kind is Kind.NORMAL)):
+def _random(distribution: Distribution, who: str, spec: DTensorSpec, requires_grad: bool) -> DTensor:
+    if not (spec.dtype.is_floating_point or (spec.dtype.is_complex and distribution.kind is Kind.NORMAL)):
         raise RuntimeError(f"{who}: not implemented for {spec.dtype}: write dtype=torch.float32, and convert")
     key = draw_key(spec.mesh)
-    return _made(spec, requires_grad, lambda local: fill_local(local, spec, law, key))
+    return _made(spec, requires_grad, lambda local: fill_local(local, spec, distribution, key))
 
 
 def rand(
@@ -161,7 +161,7 @@ def rand(
     first random op on the mesh.
     """
     spec = _spec("rand", size, dtype, layout, device_mesh, placements)
-    return _random(Law(Kind.UNIFORM, 0.0, 1.0), "rand", spec, requires_grad)
+    return _random(Distribution(Kind.UNIFORM, 0.0, 1.0), "rand", spec, requires_grad)
 
 
 def randn(
@@ -174,4 +174,4 @@ def randn(
 ) -> DTensor:
     """A DTensor of standard normal numbers; everything else as for `rand`."""
     spec = _spec("randn", size, dtype, layout, device_mesh, placements)
-    return _random(Law(Kind.NORMAL, 0.0, 1.0), "randn", spec, requires_grad)
+    return _random(Distribution(Kind.NORMAL, 0.0, 1.0), "randn", spec, requires_grad)

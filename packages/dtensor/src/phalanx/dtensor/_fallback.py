@@ -11,18 +11,17 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import _mode
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import (
-    Plan,
+    OpPlan,
     bound,
     call_bound,
     is_list,
-    local_of,
     returned_argument,
     written_arguments,
 )
 from phalanx.dtensor._op_plan import check_writable as check_writable
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import decomposition, lazy_changes_made
 from phalanx.dtensor.placement_types import Replicate
@@ -36,14 +35,14 @@ class ReplicatedFallback(UserWarning):
     """An op has no sharding rule, and every rank works on the whole."""
 
 
-def plan(op: Any) -> Plan:
-    """The Plan of an op without a rule."""
+def plan(op: Any) -> OpPlan:
+    """The OpPlan of an op without a rule."""
     if op not in _undecomposed and not written_arguments(op) and decomposition(op) is not None:
-        return Plan(decomposed, text="decomposed into other ops")
+        return OpPlan(decomposed, text="decomposed into other ops")
     functional = functional_of(op)
     if functional is not None:
-        return Plan(write_back, text=f"{functional}, written back")
-    return Plan(replicated, text="no rule: every rank works on the whole")
+        return OpPlan(write_back, text=f"{functional}, written back")
+    return OpPlan(replicated, text="no rule: every rank works on the whole")
 
 
 # ---- decomposition --------------------------------------------------------------------------------------------------
@@ -129,8 +128,8 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             f"{op}: the result has shape {tuple(result.shape)}, and the tensor that it is written into "
             f"{tuple(into.shape)}: a DTensor cannot be resized; take the op that returns a new one"
         )
-    spec: Spec = into._spec
-    local = transfer(result._spec, spec.replace(dtype=result.dtype)).run(result._local_tensor)
+    spec: DTensorSpec = into._spec
+    local = plan_redistribute(result._spec, spec.replace(dtype=result.dtype)).run(result._local_tensor)
     into._local_tensor.copy_(local)
     return into
 
@@ -138,17 +137,17 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 # ---- on every rank --------------------------------------------------------------------------------------------------
 
 
-def whole_spec(spec: Spec) -> Spec:
+def whole_spec(spec: DTensorSpec) -> DTensorSpec:
     """The spec of the tensor on every rank."""
     return spec.replace(placements=(Replicate(),) * spec.mesh.ndim)
 
 
-def whole_of(value: Any) -> Any:
+def replicate_arg(value: Any) -> Any:
     """An argument with whole local tensors in the place of DTensors. Collective where they are not whole."""
     if isinstance(value, DTensor):
-        return transfer(value._spec, whole_spec(value._spec)).run(value._local_tensor)
+        return plan_redistribute(value._spec, whole_spec(value._spec)).run(value._local_tensor)
     if is_list(value):
-        return [whole_of(one) for one in value]
+        return [replicate_arg(one) for one in value]
     return value
 
 
@@ -171,7 +170,7 @@ def replicated(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             )
     mesh = next(iter(_dtensors(values)))._spec.mesh
     written = written_arguments(op)
-    locals_ = [whole_of(value) for value in values]
+    locals_ = [replicate_arg(value) for value in values]
     for index in written:
         for one in [values[index]] if isinstance(values[index], torch.Tensor) else values[index] or ():
             check_writable(op, one)
@@ -205,7 +204,7 @@ def _bring_back(op: Any, value: Any, whole: Any) -> None:
     elif isinstance(value, DTensor) and not value._spec.is_replicated:
         if whole.shape != value.shape:
             raise RuntimeError(f"{op}: it resizes a DTensor, which cannot be: redistribute it to Replicate first")
-        value._local_tensor.copy_(transfer(whole_spec(value._spec), value._spec).run(whole))
+        value._local_tensor.copy_(plan_redistribute(whole_spec(value._spec), value._spec).run(whole))
 
 
 def _wrapped(op: Any, result: Any, values: list[Any], mesh: Any, is_copy: bool) -> Any:
@@ -223,14 +222,9 @@ def _wrapped_one(op: Any, result: Any, index: int, values: list[Any], mesh: Any,
         return [_wrapped_one(op, one, index, values, mesh, is_copy) for one in result]
     if not isinstance(result, torch.Tensor) or isinstance(result, DTensor):
         return result
-    spec = Spec(mesh, (Replicate(),) * mesh.ndim, result.shape, result.stride(), result.dtype)
+    spec = DTensorSpec(mesh, (Replicate(),) * mesh.ndim, result.shape, result.stride(), result.dtype)
     made = DTensor._wrap(result, spec)
     returns = op._schema.returns
     if is_copy and index < len(returns) and returns[index].alias_info is not None:
         made._is_view_of_copy = True  # type: ignore[attr-defined]
     return made
-
-
-def local_values(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Every argument of an op with local tensors as they are."""
-    return [local_of(value) for value in bound(op, args, kwargs)]

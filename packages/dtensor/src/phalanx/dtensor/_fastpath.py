@@ -1,4 +1,4 @@
-"""The native fast path: calls whose Plan is to run the op on the local tensors, without Python between. Optional.
+"""The native fast path: calls whose OpPlan is to run the op on the local tensors, without Python between. Optional.
 
     phalanx build     # compiles it for the torch that is installed; imports find it then
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from phalanx.collectives import building
 from phalanx.dtensor import _autograd, _dispatch
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._tensor import DTensor
 
 log = logging.getLogger("phalanx.dtensor")
@@ -108,7 +108,7 @@ def recipe(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, .
         return None
     if plan.in_place:
         return plan.sizes, "self", ()
-    specs: tuple[Spec | None, ...] = (plan.direct,)
+    specs: tuple[DTensorSpec | None, ...] = (plan.direct,)
     if plan.several is None:
         form = "one"
     else:
@@ -117,6 +117,6 @@ def recipe(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, .
         if any(lists) and lists != [True]:
             return None
         form = "list" if lists == [True] else "tuple"
-    if any(spec is not None and type(spec) is not Spec for spec in specs):
+    if any(spec is not None and type(spec) is not DTensorSpec for spec in specs):
         return None
     return plan.sizes, form, specs

@@ -8,9 +8,9 @@ import torch
 
 from phalanx.dtensor import _fallback, _mode
 from phalanx.dtensor._algorithms.common import check_strict, reduced
-from phalanx.dtensor._mesh import coordinate_of, token
+from phalanx.dtensor._mesh import coordinate_of, mesh_id
 from phalanx.dtensor._op_plan import bound, call_bound, is_list, local_of, written_arguments
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import Partial
 
@@ -119,7 +119,7 @@ def unscale(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     own = local_of(found).clone()
     call_bound(op, [[one._local_tensor for one in gradients], own, local_of(factor)])
     # Not only over mesh dims that shard a gradient: ranks must agree on whether they take a step.
-    meshes: dict[int, Any] = {token(one._spec.mesh): one._spec.mesh for one in gradients}
+    meshes: dict[int, Any] = {mesh_id(one._spec.mesh): one._spec.mesh for one in gradients}
     for mesh in meshes.values():
         if coordinate_of(mesh) is not None:
             own = reduced(own, "max", mesh, range(mesh.ndim))
@@ -158,7 +158,7 @@ def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
 def _bring_back(value: Any, parameter: Any, local: torch.Tensor) -> None:
     """Write what the op has made of a state that was brought to its parameter where it came from."""
     if isinstance(value, DTensor) and local is not value._local_tensor and value.shape == parameter.shape:
-        moved = transfer(parameter._spec.replace(dtype=value.dtype), value._spec).run(local)
+        moved = plan_redistribute(parameter._spec.replace(dtype=value.dtype), value._spec).run(local)
         value._local_tensor.copy_(moved)
 
 
@@ -172,4 +172,4 @@ def _as_parameter(op: Any, value: Any, parameter: Any) -> Any:
         raise _mode.StrictError(
             f"strict mode: {op} would bring a gradient or a state to the placements of its parameter"
         )
-    return transfer(value._spec, spec.replace(dtype=value.dtype)).run(value._local_tensor)
+    return plan_redistribute(value._spec, spec.replace(dtype=value.dtype)).run(value._local_tensor)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import _layout, _local_spec
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import describe
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import either_dtensor, joined_mesh, torch_spec, when_fsdp_is_imported
@@ -39,7 +39,7 @@ def _replace(param: Any, group: Any, collectives: Any) -> None:
     wrap_theirs = param._from_local_no_grad
 
     def wrap(local: torch.Tensor, spec: Any) -> Any:
-        if not isinstance(spec, Spec):
+        if not isinstance(spec, DTensorSpec):
             return wrap_theirs(local, spec)
         if not local.numel():  # where the part of another dim is empty, FSDP makes the dim that it shards empty, too
             local = local.view(spec.local_shape)
@@ -80,7 +80,7 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
 
         def _get_unsharded_dtensor_spec(self, unsharded_param: torch.Tensor) -> Any:
             spec = self._unsharded_dtensor_spec
-            if not isinstance(spec, Spec):
+            if not isinstance(spec, DTensorSpec):
                 return super()._get_unsharded_dtensor_spec(unsharded_param)
             return spec.replace(dtype=unsharded_param.dtype)
 
@@ -98,7 +98,7 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
     return FSDPParam, FSDPParamGroup
 
 
-def _sharded(spec: Spec, theirs: Any, dim: int, mesh_info: Any) -> Spec:
+def _sharded(spec: DTensorSpec, theirs: Any, dim: int, mesh_info: Any) -> DTensorSpec:
     """The spec of the shard of a parameter, where torch would give it `theirs`.
 
     Args:
@@ -112,7 +112,7 @@ def _sharded(spec: Spec, theirs: Any, dim: int, mesh_info: Any) -> Spec:
     """
     meta = (spec.shape, spec.stride, spec.dtype)
     if mesh_info.is_spmd_mesh:
-        made = Spec(theirs.mesh, theirs.placements, *meta)
+        made = DTensorSpec(theirs.mesh, theirs.placements, *meta)
         over = made.mesh_dims_of(dim)
         uneven = len(over) > 1 and spec.shape[dim] % prod(made.mesh.shape[at] for at in over)
         if uneven or any(isinstance(one, SizedShard | StridedShard) for one in spec.placements):
@@ -126,16 +126,16 @@ def _sharded(spec: Spec, theirs: Any, dim: int, mesh_info: Any) -> Spec:
     sharded = [at for at, one in enumerate(outer) if not one.is_replicate()]
     own = [one for one in spec.placements if split_dim(one) == dim]
     if not any(isinstance(one, SizedShard) for one in own):
-        made = Spec(theirs.mesh, (*outer, *spec.placements), *meta)
+        made = DTensorSpec(theirs.mesh, (*outer, *spec.placements), *meta)
         if not own or not sharded or _is_sharded_last(spec, made, dim, sharded[0]):
             return made
     # Placements cut in the order of mesh dims, and of uneven parts a StridedShard before the others is not what FSDP
     # has: say it in the order in which it was sharded.
     mesh = joined_mesh([spec.mesh, mesh_info.mesh])  # type: ignore[list-item]
-    return Spec(mesh, (*spec.placements, *[one if one.is_replicate() else Shard(dim) for one in outer]), *meta)
+    return DTensorSpec(mesh, (*spec.placements, *[one if one.is_replicate() else Shard(dim) for one in outer]), *meta)
 
 
-def _is_sharded_last(spec: Spec, made: Spec, dim: int, mesh_dim: int) -> bool:
+def _is_sharded_last(spec: DTensorSpec, made: DTensorSpec, dim: int, mesh_dim: int) -> bool:
     """Whether a mesh dim of `made` chunks what each rank has of `dim` in `spec`. The same on all ranks."""
     num_shards = made.mesh.shape[mesh_dim]
     for coordinate in product(*map(range, spec.mesh.shape)):
@@ -173,5 +173,5 @@ def _beside(siblings: Sequence[Any], theirs: Any, data_parallel: Any) -> Any:
             continue  # a shard whose dims are in another order
         meta = theirs.tensor_meta
         placements = (*theirs.placements, *[Replicate()] * (mesh.ndim - dims))
-        return Spec(mesh, placements, meta.shape, meta.stride, meta.dtype)
+        return DTensorSpec(mesh, placements, meta.shape, meta.stride, meta.dtype)
     return theirs

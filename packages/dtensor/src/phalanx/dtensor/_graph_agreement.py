@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of
+from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of
 from phalanx.dtensor._torch_compat import (
     compile_name,
     graph_node_of,
@@ -61,7 +61,7 @@ class Sent(NamedTuple):
 
 def sent_over(mesh: Mesh, text: str) -> Sent:
     """One collective over mesh dims of a mesh."""
-    if isinstance(mesh, GridMesh):
+    if isinstance(mesh, AbstractMesh):
         return Sent(text, (), "cpu")
     if coordinate_of(mesh) is None:  # this rank is in none of its groups
         return Sent(text, (), mesh.device_type)

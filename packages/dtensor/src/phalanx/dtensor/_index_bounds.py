@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 
 
 class Bound(NamedTuple):
@@ -86,8 +86,8 @@ def bounds_of(
     op: Any,
     values: Sequence[Any],
     leaves: Sequence[tuple[int, int | None, Any]],
-    specs: Sequence[Spec],
-    used: Sequence[Spec],
+    specs: Sequence[DTensorSpec],
+    used: Sequence[DTensorSpec],
 ) -> tuple[Bound, ...]:
     """What a call must check of its indices, since kernels do not on all ranks; mostly nothing.
 
@@ -98,7 +98,7 @@ def bounds_of(
         specs: Their specs.
         used: Their specs when the op runs, and those of its results.
     """
-    if any(type(one) is not Spec for one in specs):  # sizes are not known while a graph is made of any
+    if any(type(one) is not DTensorSpec for one in specs):  # sizes are not known while a graph is made of any
         return ()
     found = _bounds(op._schema.name.removeprefix("aten::").removesuffix("_"), values)
     if not found:
@@ -137,8 +137,8 @@ def _bounds(name: str, values: Sequence[Any]) -> tuple[Bound, ...]:
     return (Bound(argument, None, dim, size, name == "index_fill", error),)
 
 
-def _has_empty_part(spec: Spec) -> bool:
+def _has_empty_part(spec: DTensorSpec) -> bool:
     """Whether some rank of the mesh has nothing of a tensor that has something."""
-    if type(spec) is not Spec or not spec.is_sharded or 0 in spec.shape:
+    if type(spec) is not DTensorSpec or not spec.is_sharded or 0 in spec.shape:
         return False
     return any(0 in spec.local_shape_at(where) for where in product(*map(range, spec.mesh.shape)))

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.dtensor import _local_spec
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import describe
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import torch_dtensor
@@ -65,8 +65,8 @@ def to_torch(tensor: DTensor) -> "TorchDTensor":
         raise TypeError(f"to_torch: a phalanx.dtensor.DTensor is needed, not {type(tensor).__name__}")
     if not isinstance(tensor._spec.mesh, DeviceMesh):
         raise ValueError(
-            f"to_torch: the tensor is on a GridMesh {describe(tensor._spec.mesh)}, which torch does not know: make it "
-            "on a DeviceMesh"
+            f"to_torch: the tensor is on an AbstractMesh {describe(tensor._spec.mesh)}, which torch does not know: "
+            "make it on a DeviceMesh"
         )
     if tensor.requires_grad and torch.is_grad_enabled():
         made: TorchDTensor = _ToTorch.apply(tensor)  # type: ignore[no-untyped-call]
@@ -81,12 +81,12 @@ def to_torch(tensor: DTensor) -> "TorchDTensor":
 def _ours(tensor: Any) -> Any:
     with torch.no_grad():
         local = tensor.to_local()
-    spec = Spec(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), tensor.dtype)
+    spec = DTensorSpec(tensor.device_mesh, tensor.placements, tensor.shape, tensor.stride(), tensor.dtype)
     return DTensor._wrap(local, spec)
 
 
 def _theirs(tensor: Any) -> Any:
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     placements = [as_torch_placement(one) for one in spec.placements]
     local = _local_spec.waited(tensor._local_tensor)
     return torch_dtensor().from_local(
@@ -99,7 +99,7 @@ def _theirs(tensor: Any) -> Any:
     )
 
 
-def _placed(grad: Any, like: Spec) -> Any:
+def _placed(grad: Any, like: DTensorSpec) -> Any:
     """A gradient, ours or torch's, in the placements of a gradient of a tensor."""
     wanted = _local_spec.gradient_placements(like.placements)
     if isinstance(grad, torch_dtensor()):

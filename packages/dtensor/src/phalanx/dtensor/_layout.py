@@ -7,13 +7,12 @@ other in the local tensor. Shard and SizedShard leave one run of each, StridedSh
 has the product of the runs of its dims.
 
 Sizes may be SymInts in what gives shapes, offsets and runs (then runs may be empty, and their number depends on the
-placements alone); the inverse functions need ints. Shapes and placements are taken as `Spec` checks them: one
+placements alone); the inverse functions need ints. Shapes and placements are taken as `DTensorSpec` checks them: one
 placement for each mesh dim, dims in range and not negative.
 """
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, product
+from itertools import product
 from typing import NamedTuple, TypeAlias
 
 from torch.types import IntLikeType
@@ -156,21 +155,6 @@ def local_runs(
     return tuple(runs)
 
 
-def local_shape_and_global_offset(
-    shape: Sequence[IntLikeType], mesh_shape: Sequence[int], placements: Placements, coordinate: Sequence[int]
-) -> tuple[tuple[IntLikeType, ...], tuple[IntLikeType, ...]]:
-    """The shape of the local tensor at a coordinate of the mesh, and the global index of its first element.
-
-    An empty shard begins at the end of its dim, as in torch's function of this kind (with a SymInt: where its first run
-    does). The offset says where the whole tensor lies only while each dim has one run.
-    """
-    runs = local_runs(shape, mesh_shape, placements, coordinate)
-    offset = tuple(
-        dim_runs[0][0] if dim_runs else (size if size else 0) for dim_runs, size in zip(runs, shape, strict=True)
-    )
-    return local_shape(shape, mesh_shape, placements, coordinate), offset
-
-
 def global_shape(
     local: Sequence[IntLikeType], mesh_shape: Sequence[int], placements: Placements
 ) -> tuple[IntLikeType, ...]:
@@ -186,19 +170,6 @@ def global_shape(
         elif dim is not None:
             sizes[dim] = sizes[dim] * num_pieces
     return tuple(sizes)
-
-
-def is_even(shape: Sequence[int], mesh_shape: Sequence[int], placements: Placements) -> bool:
-    """Whether all local tensors have the same shape."""
-    sizes = list(shape)
-    for num_pieces, placement in zip(mesh_shape, placements, strict=True):
-        dim = split_dim(placement)
-        if dim is not None:
-            pieces = set(piece_sizes(sizes[dim], placement, num_pieces))  # type: ignore[arg-type]
-            if len(pieces) > 1:
-                return False
-            sizes[dim] = int(pieces.pop())
-    return True
 
 
 def check_sizes(shape: Sequence[IntLikeType], mesh_shape: Sequence[int], placements: Placements) -> None:
@@ -231,56 +202,7 @@ def check_sizes(shape: Sequence[IntLikeType], mesh_shape: Sequence[int], placeme
                 )
 
 
-# ---- the inverse ----------------------------------------------------------------------------------------------------
-
-
-def locate(
-    index: Sequence[int], shape: Sequence[int], mesh_shape: Sequence[int], placements: Placements
-) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """Who has an element, and where.
-
-    Args:
-        index: The global index of the element: one int for each dim, not negative.
-        shape: The shape of the whole tensor.
-        mesh_shape: The shape of the mesh.
-        placements: One for each mesh dim.
-
-    Returns:
-        The coordinate of its owners, with None for a mesh dim on which all ranks have it (Replicate and Partial); and
-        its index in their local tensors.
-
-    Raises:
-        IndexError: The tensor has no such element.
-    """
-    if len(index) != len(shape) or not all(0 <= i < n for i, n in zip(index, shape, strict=True)):
-        raise IndexError(f"a tensor of shape {tuple(shape)} has no element {tuple(index)}")
-    sizes, position = list(shape), list(index)
-    owner: list[int | None] = []
-    for num_pieces, placement in zip(mesh_shape, placements, strict=True):
-        dim = split_dim(placement)
-        if dim is None:
-            owner.append(None)
-            continue
-        piece, position[dim] = _locate_in_split(position[dim], sizes[dim], placement, num_pieces)  # type: ignore[arg-type]
-        sizes[dim] = int(piece_size(sizes[dim], placement, num_pieces, piece))  # type: ignore[arg-type]
-        owner.append(piece)
-    return tuple(owner), tuple(position)
-
-
-def _locate_in_split(position: int, size: int, placement: AnyShard, num_pieces: int) -> tuple[int, int]:
-    """The piece in which an element of `size` elements lies, and its position there."""
-    if isinstance(placement, Shard):
-        return divmod(position, -(-size // num_pieces))
-    if isinstance(placement, SizedShard):
-        ends = list(accumulate(placement.sizes))
-        piece = bisect_right(ends, position)
-        return piece, position - ends[piece] + placement.sizes[piece]
-    first = -(-size // placement.split_factor)
-    number, within = divmod(position, first)
-    piece, within = divmod(within, -(-min(first, size - number * first) // num_pieces))
-    # The chunks before its own are whole ones.
-    before = number * int(chunk(first, num_pieces, piece)[1])
-    return piece, before + within
+# ---- two local tensors of one tensor ---------------------------------------------------------------------------------
 
 
 def overlap(source: Runs, target: Runs) -> list[tuple[int, int, int]]:

@@ -10,14 +10,14 @@ from torch.types import IntLikeType
 
 import phalanx.collectives as pc
 from phalanx.dtensor import _layout
-from phalanx.dtensor._dtensor_spec import Spec, normalize_placements
-from phalanx.dtensor._mesh import Mesh, coordinate_of, token
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
+from phalanx.dtensor._mesh import Mesh, coordinate_of, mesh_id
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Placement, Replicate, SizedShard, split_dim
 
 # Specs by what from_local was given: to look them up costs less than to work them out.
 _MOST_KEPT = 4096
-_specs: dict[tuple[Any, ...], Spec] = {}
+_specs: dict[tuple[Any, ...], DTensorSpec] = {}
 
 
 def gradient_placements(placements: Sequence[AnyPlacement]) -> tuple[AnyPlacement, ...]:
@@ -31,7 +31,7 @@ def spec_of_local(
     placements: Sequence[Placement],
     shape: Sequence[IntLikeType] | None = None,
     stride: Sequence[IntLikeType] | None = None,
-) -> Spec:
+) -> DTensorSpec:
     """The spec of a tensor of which this rank has `local`. Not collective.
 
     Args:
@@ -45,10 +45,18 @@ def spec_of_local(
         ValueError: `local` is not this rank's part of a tensor of that shape.
     """
     try:
-        key: tuple[Any, ...] = (token(mesh), tuple(placements), local.shape, local.stride(), local.dtype, shape, stride)
+        key: tuple[Any, ...] = (
+            mesh_id(mesh),
+            tuple(placements),
+            local.shape,
+            local.stride(),
+            local.dtype,
+            shape,
+            stride,
+        )
         known = _specs.get(key)
     except TypeError:
-        token(mesh)  # which says what is no mesh
+        mesh_id(mesh)  # which says what is no mesh
         key, known = (), None
     if known is not None:
         return known
@@ -65,28 +73,28 @@ def spec_of_local(
             )
     if stride is None and inside:
         stride = _layout.global_stride(whole, local.shape, local.stride())
-    spec = Spec(mesh, placed, torch.Size(whole), None if stride is None else tuple(stride), local.dtype)  # type: ignore[arg-type]
+    spec = DTensorSpec(mesh, placed, torch.Size(whole), None if stride is None else tuple(stride), local.dtype)  # type: ignore[arg-type]
     if inside and shape is None and spec.local_shape != local.shape:
         # A SizedShard says how much this rank has.
         raise ValueError(
             f"from_local: with placements {list(placed)} this rank's part has shape {tuple(spec.local_shape)}, and the "
             f"local tensor {tuple(local.shape)}: give shape=, or sizes that fit"
         )
-    if key and type(spec) is Spec:
+    if key and type(spec) is DTensorSpec:
         if len(_specs) >= _MOST_KEPT:
             _specs.clear()
         _specs[key] = spec
     return spec
 
 
-def with_stride_of(spec: Spec, local: torch.Tensor) -> Spec:
+def with_stride_of(spec: DTensorSpec, local: torch.Tensor) -> DTensorSpec:
     """The spec with the stride that a local tensor shows."""
     if coordinate_of(spec.mesh) is None:
         return spec
     return spec.replace(shape=spec.shape, stride=_layout.global_stride(spec.shape, local.shape, local.stride()))
 
 
-def local_part(tensor: torch.Tensor, spec: Spec, source: int | None) -> torch.Tensor:
+def local_part(tensor: torch.Tensor, spec: DTensorSpec, source: int | None) -> torch.Tensor:
     """This rank's part of a tensor that ranks have whole, in memory of its own or (if it is all) the tensor's.
 
     Args:
@@ -100,7 +108,7 @@ def local_part(tensor: torch.Tensor, spec: Spec, source: int | None) -> torch.Te
         return tensor.new_empty(0)
     if source is not None:
         tensor = same_values(tensor, mesh, source)
-    local = transfer(spec.replace(placements=(Replicate(),) * mesh.ndim), spec).run(tensor)
+    local = plan_redistribute(spec.replace(placements=(Replicate(),) * mesh.ndim), spec).run(tensor)
     is_piece = local is not tensor and any(split_dim(one) is not None for one in spec.placements)
     # A piece must not keep the memory of the whole, nor an order of dims that an empty one alone can have: ranks agree.
     if is_piece and (local._is_view() or tuple(local.stride()) != _layout.contiguous_stride(local.shape)):

@@ -45,7 +45,7 @@ def strict_error(op: Any, plan: Any) -> StrictError:
     """The error of an op whose plan moves inputs."""
     moves = "; ".join(
         f"argument {move.argument}{'' if move.place is None else f'[{move.place}]'} from "
-        f"{list(map(str, move.transfer.source.placements))} to {list(map(str, move.transfer.target.placements))}"
+        f"{list(map(str, move.plan.source.placements))} to {list(map(str, move.plan.target.placements))}"
         for move in plan.moves
     )
     return StrictError(

@@ -1,8 +1,8 @@
 """What is to be done for one call of an op: worked out once, run for every call of the same kind.
 
-A Plan says which inputs move where, what changes among the arguments, which op runs on the local tensors, and what the
-results are. It knows no rules and asks nothing: `planner` makes it, `dispatch` finds it, and whatever runs it (here, or
-native code) gives the same results.
+An OpPlan says which inputs move where, what changes among the arguments, which op runs on the local tensors, and what
+the results are. It knows no rules: `_sharding_prop` makes it, `_dispatch` finds it, and Python (here) and native code
+run it with the same results.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._graph_agreement import moved_once
 from phalanx.dtensor._index_bounds import Bound, check_bounds
-from phalanx.dtensor._mesh import token
+from phalanx.dtensor._mesh import mesh_id
 from phalanx.dtensor._mode import is_strict, strict_error
-from phalanx.dtensor._redistribute import Transfer
+from phalanx.dtensor._redistribute import RedistributePlan
 from phalanx.dtensor._rules.local_adjustments import LocalWork, results_of
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import bare, is_recorded
@@ -32,15 +32,15 @@ class Move:
     Attributes:
         argument: The argument, counted in the op's schema.
         place: Where in it, if it is a list.
-        transfer: How.
+        plan: How.
     """
 
     argument: int
     place: int | None
-    transfer: Transfer
+    plan: RedistributePlan
 
 
-class Plan:
+class OpPlan:
     """How one call is done.
 
     Attributes:
@@ -59,9 +59,9 @@ class Plan:
     __slots__ = ("call", "direct", "in_place", "moves", "run", "several", "sizes", "specs", "text")
     call: Callable[..., Any] | None
     sizes: tuple[tuple[int, Any], ...]
-    direct: Spec | None
+    direct: DTensorSpec | None
     in_place: bool
-    several: tuple[Any, tuple[Spec | None, ...]] | None
+    several: tuple[Any, tuple[DTensorSpec | None, ...]] | None
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Plan:
         *,
         moves: tuple[Move, ...] = (),
         text: str = "",
-        specs: tuple[Spec | None, ...] = (),
+        specs: tuple[DTensorSpec | None, ...] = (),
     ) -> None:
         self.run = run
         self.call = None
@@ -183,8 +183,8 @@ def _lies_elsewhere(tensor: Any) -> bool:
 # ---- with a rule ----------------------------------------------------------------------------------------------------
 
 
-class RulePlan(Plan):
-    """A Plan that a rule gave, in its general form: moves, other arguments, shares of means, several results."""
+class RulePlan(OpPlan):
+    """An OpPlan that a rule gave, in its general form: moves, other arguments, shares of means, several results."""
 
     __slots__ = ("bounds", "is_view", "is_view_of_copy", "local_op", "returned", "shape", "work", "written")
 
@@ -193,7 +193,7 @@ class RulePlan(Plan):
         op: Any,
         moves: tuple[Move, ...],
         work: LocalWork | None,
-        specs: tuple[Spec | None, ...],
+        specs: tuple[DTensorSpec | None, ...],
         shape: Any,
         text: str,
         bounds: tuple[Bound, ...] = (),
@@ -237,7 +237,7 @@ class RulePlan(Plan):
             self._check_bounds(op, values, before=True)
         for move in self.moves:
             holder, at = (values, move.argument) if move.place is None else (values[move.argument], move.place)
-            holder[at] = self._moved(holder[at], move.transfer)
+            holder[at] = self._moved(holder[at], move.plan)
         if self.bounds:
             self._check_bounds(op, values, before=False)
         if work.fills:
@@ -260,15 +260,15 @@ class RulePlan(Plan):
                 index = values[one.argument]
                 check_bounds(op, index if one.place is None else index[one.place], one)
 
-    def _moved(self, local: torch.Tensor, transfer: Transfer) -> torch.Tensor:
+    def _moved(self, local: torch.Tensor, plan: RedistributePlan) -> torch.Tensor:
         # What a view is taken of may be written into.
         if self.is_view_of_copy or not is_recorded():
-            return transfer.run(local)
-        source, target = transfer.source, transfer.target
-        key = token(source.mesh), source.placements, token(target.mesh), target.placements
-        return moved_once(local, key, lambda: transfer.run(local))
+            return plan.run(local)
+        source, target = plan.source, plan.target
+        key = mesh_id(source.mesh), source.placements, mesh_id(target.mesh), target.placements
+        return moved_once(local, key, lambda: plan.run(local))
 
-    def _outside(self, given: list[Any], spec: Spec) -> torch.Tensor:
+    def _outside(self, given: list[Any], spec: DTensorSpec) -> torch.Tensor:
         """What a rank outside the mesh has of a result: nothing; of a view, nothing of the memory of what is viewed."""
         viewed = local_of(given[0])
         if self.is_view and not self.moves and isinstance(viewed, torch.Tensor):

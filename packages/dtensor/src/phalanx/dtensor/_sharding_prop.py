@@ -1,4 +1,4 @@
-"""From a call of an op to its Plan: the rule, the choice by cost, what moves, and what the results are.
+"""From a call of an op to its OpPlan: the rule, the choice by cost, what moves, and what the results are.
 
 The order in which a call is looked at:
 
@@ -15,16 +15,16 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import _custom_handlers, _fallback, _mode, _tensor_meta
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec, TensorMeta
 from phalanx.dtensor._index_bounds import bounds_of
-from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
-from phalanx.dtensor._op_plan import VIEW, Move, Plan, RulePlan, bound, is_list, viewed, written_arguments
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
+from phalanx.dtensor._op_plan import VIEW, Move, OpPlan, RulePlan, bound, is_list, viewed, written_arguments
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._rules import tables as _tables  # noqa: F401  (fills the registry)
 from phalanx.dtensor._rules.constraints import Aligned, AllOne, EachHas, Even
 from phalanx.dtensor._rules.cost import Choice, choose, default_model
 from phalanx.dtensor._rules.local_adjustments import LocalWork, local_work
-from phalanx.dtensor._rules.registry import Match, Meta, find
+from phalanx.dtensor._rules.registry import ArgMeta, Match, find
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import bare, in_decomposition
 from phalanx.dtensor.placement_types import (
@@ -40,8 +40,8 @@ from phalanx.dtensor.placement_types import (
 _WHOLE = Replicate()
 
 
-def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
-    """The Plan of a call.
+def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> OpPlan:
+    """The OpPlan of a call.
 
     Args:
         op: An OpOverload.
@@ -52,7 +52,7 @@ def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
     """
     handler = _custom_handlers.find(op)
     if handler is not None:
-        return Plan(handler, text="handled by itself")
+        return OpPlan(handler, text="handled by itself")
     values = bound(op, args, kwargs)
     leaves = tensor_leaves(values)
     mesh = common_mesh(op, leaves)
@@ -62,7 +62,7 @@ def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Plan:
         return found
     algorithm = _custom_handlers.algorithm(op, None, (), values)
     if algorithm is not None:
-        return Plan(algorithm, text="an algorithm of its own")
+        return OpPlan(algorithm, text="an algorithm of its own")
     _tensor_meta.refuse(op, values, specs)
     return _fallback.plan(op)
 
@@ -92,7 +92,7 @@ def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
             own = tensor._spec.mesh
             if mesh is None:
                 mesh = own
-            elif own is not mesh and token(own) != token(mesh):
+            elif own is not mesh and mesh_id(own) != mesh_id(mesh):
                 raise RuntimeError(
                     f"{op}: its arguments are on two meshes, {describe(mesh)} and {describe(own)}: bring one to the "
                     "other's with redistribute(mesh, placements)"
@@ -101,7 +101,7 @@ def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
     return mesh
 
 
-def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> Spec:
+def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> DTensorSpec:
     """What an argument is: a plain tensor of one element counts as replicated, as in torch; no other may be there."""
     if isinstance(tensor, DTensor):
         return tensor._spec
@@ -112,14 +112,16 @@ def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> Spec:
             f"has shape {tuple(tensor.shape)}; write distribute_tensor(tensor, mesh, placements), or "
             "DTensor.from_local(tensor, mesh) if every rank has the same, or run it under implicit_replication()"
         )
-    return Spec(mesh, (_WHOLE,) * mesh.ndim, tensor.shape, tensor.stride(), tensor.dtype)
+    return DTensorSpec(mesh, (_WHOLE,) * mesh.ndim, tensor.shape, tensor.stride(), tensor.dtype)
 
 
 # ---- by a rule ------------------------------------------------------------------------------------------------------
 
 
-def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Sequence[Spec], mesh: Mesh) -> Plan | None:
-    """The Plan that the op's rule gives, or None: it has none for this call."""
+def by_rule(
+    op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Sequence[DTensorSpec], mesh: Mesh
+) -> OpPlan | None:
+    """The OpPlan that the op's rule gives, or None: it has none for this call."""
     match = matched(op, values, specs)
     if match is None:
         return None
@@ -127,7 +129,7 @@ def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Seque
         choice, special = chosen(match, specs, mesh)
     except ValueError:
         if match.in_place:
-            return Plan(_fallback.write_back, text=f"{match.rule.text}, out of place and written back")
+            return OpPlan(_fallback.write_back, text=f"{match.rule.text}, out of place and written back")
         raise
     shown = _tensor_meta.results(op, values, specs)
     if shown is None:
@@ -138,9 +140,9 @@ def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Seque
     moves = moves_of(leaves, specs, choice, special)
     algorithm = _custom_handlers.algorithm(op, choice, moves, values)
     if algorithm is not None:
-        return Plan(algorithm, text=f"an algorithm of its own instead of '{match.rule.text}'")
+        return OpPlan(algorithm, text=f"an algorithm of its own instead of '{match.rule.text}'")
     outputs = tuple(
-        Spec(mesh, renamed(placements, choice, special), one.shape, one.stride, one.dtype)
+        DTensorSpec(mesh, renamed(placements, choice, special), one.shape, one.stride, one.dtype)
         for placements, one in zip(choice.outputs, tensors, strict=True)
     )
     coordinate = coordinate_of(mesh)
@@ -155,7 +157,7 @@ def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Seque
                 for argument, value in work.sizes
             )
             work = LocalWork(changed, work.scales, work.fills, tuple(tuple(one.local_shape) for one in outputs))
-    moved = {(move.argument, move.place): move.transfer.target for move in moves}
+    moved = {(move.argument, move.place): move.plan.target for move in moves}
     used = [moved.get((leaf[0], leaf[1]), spec) for leaf, spec in zip(leaves, specs, strict=True)]
     bounds = bounds_of(op, values, leaves, specs, [*used, *outputs])
     made = RulePlan(op, moves, work, outputs, shape, match.rule.text, bounds)
@@ -163,7 +165,7 @@ def by_rule(op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Seque
     return made
 
 
-def _has_dims(match: Match, tensors: Sequence[_tensor_meta.Shown]) -> bool:
+def _has_dims(match: Match, tensors: Sequence[TensorMeta]) -> bool:
     """Whether what comes out has as many dims as the rule says: some kernels return another rank for empty inputs."""
     return all(
         dims is None or len(dims) == len(one.shape) for dims, one in zip(match.expanded.outputs, tensors, strict=True)
@@ -196,9 +198,9 @@ def make_direct(op: Any, made: RulePlan, values: Sequence[Any]) -> None:
     made.call = viewed if op is VIEW else bare(op)
 
 
-def matched(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> Match | None:
+def matched(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> Match | None:
     """The rule of a call, with what it knows of its tensors."""
-    metas = iter([Meta(tuple(one.shape), one.dtype) for one in specs])
+    metas = iter([ArgMeta(tuple(one.shape), one.dtype) for one in specs])
 
     def seen(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -209,7 +211,7 @@ def matched(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> Match | No
 
 
 def moves_of(
-    leaves: Sequence[Leaf], specs: Sequence[Spec], choice: Choice, special: Sequence[AnyPlacement | None]
+    leaves: Sequence[Leaf], specs: Sequence[DTensorSpec], choice: Choice, special: Sequence[AnyPlacement | None]
 ) -> tuple[Move, ...]:
     """What has to be brought where before the op."""
     moves: list[Move] = []
@@ -217,7 +219,7 @@ def moves_of(
         kept = tuple(now if one is None else one for now, one in zip(spec.placements, wanted, strict=True))
         target = renamed(kept, choice, special)
         if target != spec.placements:
-            moves.append(Move(argument, place, transfer(spec, spec.replace(placements=target))))
+            moves.append(Move(argument, place, plan_redistribute(spec, spec.replace(placements=target))))
     return tuple(moves)
 
 
@@ -227,7 +229,7 @@ def moves_of(
 # arithmetic in it), Shard there stands for the SizedShard or StridedShard that the inputs have.
 
 
-def chosen(match: Match, specs: Sequence[Spec], mesh: Mesh) -> tuple[Choice, tuple[AnyPlacement | None, ...]]:
+def chosen(match: Match, specs: Sequence[DTensorSpec], mesh: Mesh) -> tuple[Choice, tuple[AnyPlacement | None, ...]]:
     """The cheapest strategies, and for each mesh dim the placement that Shard stands for, or None: itself."""
     model = default_model(tuple(mesh.shape))
     special = special_of(specs, mesh)
@@ -246,7 +248,7 @@ def chosen(match: Match, specs: Sequence[Spec], mesh: Mesh) -> tuple[Choice, tup
     return choose(match, [spec.placements for spec in specs], model), (None,) * mesh.ndim
 
 
-def special_of(specs: Sequence[Spec], mesh: Mesh) -> tuple[AnyPlacement | None, ...]:
+def special_of(specs: Sequence[DTensorSpec], mesh: Mesh) -> tuple[AnyPlacement | None, ...]:
     """For each mesh dim the one way other than Shard in which inputs are cut, or None."""
     found: list[AnyPlacement | None] = []
     for mesh_dim in range(mesh.ndim):

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.types import IntLikeType
 
 from phalanx.dtensor import _compile, _local_spec
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh, describe
 from phalanx.dtensor._torch_compat import disabled_torch_function, make_wrapper
 from phalanx.dtensor.placement_types import AnyPlacement, Placement
@@ -40,12 +40,12 @@ class DTensor(torch.Tensor):
 
     Raises:
         TypeError: Something is of the wrong type.
-        ValueError: The dtype is not that of the local tensor, or the spec does not fit (see `Spec`).
+        ValueError: The dtype is not that of the local tensor, or the spec does not fit (see `DTensorSpec`).
     """
 
     __slots__ = ("_local_tensor", "_spec")
     _local_tensor: torch.Tensor
-    _spec: Spec
+    _spec: DTensorSpec
 
     # Ops are seen below autograd, one by one, and never by the functions of torch that call them.
     __torch_function__ = disabled_torch_function
@@ -53,7 +53,7 @@ class DTensor(torch.Tensor):
     def __new__(
         cls,
         local_tensor: torch.Tensor,
-        spec: Spec | Mesh,
+        spec: DTensorSpec | Mesh,
         placements: Sequence[Placement] | None = None,
         *,
         shape: Sequence[int] | None = None,
@@ -65,7 +65,7 @@ class DTensor(torch.Tensor):
             raise TypeError(
                 f"DTensor: the local tensor must be a plain torch.Tensor, not {type(local_tensor).__name__}"
             )
-        if not isinstance(spec, Spec):
+        if not isinstance(spec, DTensorSpec):
             if placements is None:
                 raise TypeError("DTensor: with a mesh placements are needed: write DTensor(local, mesh, [Shard(0)])")
             spec = _local_spec.spec_of_local(local_tensor, spec, placements, shape, stride)
@@ -89,7 +89,7 @@ class DTensor(torch.Tensor):
         super().__init__()
 
     @staticmethod
-    def _wrap(local: torch.Tensor, spec: Spec, requires_grad: bool = False) -> "DTensor":
+    def _wrap(local: torch.Tensor, spec: DTensorSpec, requires_grad: bool = False) -> "DTensor":
         """A DTensor of parts that are known to fit together."""
         made: DTensor = make_wrapper(DTensor, local, spec, requires_grad)
         return made
@@ -145,7 +145,7 @@ class DTensor(torch.Tensor):
     ) -> "DTensor":
         local = inner["_local_tensor"]
         shape, stride = _compile.settled(context.mesh, context.placements, local, outer_size, outer_stride)
-        spec = Spec(context.mesh, context.placements, shape, stride, context.dtype)
+        spec = DTensorSpec(context.mesh, context.placements, shape, stride, context.dtype)
         return DTensor._wrap(local, spec, context.requires_grad)
 
     def _stable_hash_for_caching(self) -> str:

@@ -2,30 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec, TensorMeta
 from phalanx.dtensor._layout import contiguous_stride
 from phalanx.dtensor._op_plan import call_bound, is_list
 from phalanx.dtensor._rules.local_adjustments import results_of
 from phalanx.dtensor._torch_compat import fake_mode, in_graph_sizes, tracing_fake_mode, untraced
 
-
-class Shown(NamedTuple):
-    """What is known of a result."""
-
-    shape: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-
-
 Form = tuple[Any, tuple[int | None, ...]] | None
 """(type of the container or None, for each entry the number of the tensor or None); None if nothing comes out."""
 
 
-def results(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list[Shown], Form] | None:
+def results(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tuple[list[TensorMeta], Form] | None:
     """What comes out of a call for whole tensors.
 
     Args:
@@ -40,7 +31,7 @@ def results(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list
     kind = _kind(op, values, specs)
     dtype = None if kind is None else _dtypes.get(kind)
     if dtype is not None:
-        return [Shown(specs[0].shape, specs[0].stride, dtype)], (None, (0,))
+        return [TensorMeta(specs[0].shape, specs[0].stride, dtype)], (None, (0,))
     found = _asked(op, values, specs)
     if kind is not None and found is not None and found[1] == (None, (0,)):
         shown = found[0][0]
@@ -55,9 +46,9 @@ _dtypes: dict[tuple[Any, ...], torch.dtype] = {}
 _NUMBERS = (int, float, bool, complex)
 
 
-def _kind(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[Any, ...] | None:
+def _kind(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tuple[Any, ...] | None:
     """What the dtype of the result depends on; None: it is no such call."""
-    if not _is_pointwise(op) or type(specs[0]) is not Spec or not specs[0].ndim:
+    if not _is_pointwise(op) or type(specs[0]) is not DTensorSpec or not specs[0].ndim:
         return None
     shape, stride, _ = specs[0].tensor_meta
     if stride != contiguous_stride(shape):
@@ -86,7 +77,7 @@ def _is_pointwise(op: Any) -> bool:
 _BY_DEVICE = frozenset(("aten.native_batch_norm.default",))
 
 
-def _asked(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list[Shown], Form] | None:
+def _asked(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tuple[list[TensorMeta], Form] | None:
     symbols = _symbols(values, specs)
     if symbols:
         # Only the mode that made them can work with them.
@@ -109,9 +100,9 @@ def _asked(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> tuple[list[
         return formed(op, values, result)
 
 
-def _symbols(values: Sequence[Any], specs: Sequence[Spec]) -> list[torch.SymInt]:
+def _symbols(values: Sequence[Any], specs: Sequence[DTensorSpec]) -> list[torch.SymInt]:
     """The sizes that the graph knows: of the whole tensors, of the arguments, and of the local tensors."""
-    sizes = [size for spec in specs if type(spec) is not Spec for size in (*spec.shape, *spec.stride)]
+    sizes = [size for spec in specs if type(spec) is not DTensorSpec for size in (*spec.shape, *spec.stride)]
     sizes += [size for value in values for size in (value if is_list(value) else [value])]
     if any(isinstance(size, torch.SymInt) for size in sizes):
         for value in values:
@@ -121,7 +112,7 @@ def _symbols(values: Sequence[Any], specs: Sequence[Spec]) -> list[torch.SymInt]
     return [size for size in sizes if isinstance(size, torch.SymInt)]
 
 
-def refuse(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> None:
+def refuse(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> None:
     """Raise what torch says of shapes that do not go together, before anything is sent.
 
     Args:
@@ -132,7 +123,7 @@ def refuse(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> None:
     Raises:
         RuntimeError, ValueError, IndexError: As the op itself.
     """
-    if any(type(spec) is not Spec for spec in specs):
+    if any(type(spec) is not DTensorSpec for spec in specs):
         return
     with untraced():
         try:
@@ -145,7 +136,7 @@ def refuse(op: Any, values: Sequence[Any], specs: Sequence[Spec]) -> None:
                 raise
 
 
-def on_meta(op: Any, values: Sequence[Any], specs: Sequence[Spec], device: str) -> list[Any]:
+def on_meta(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec], device: str) -> list[Any]:
     """The arguments with tensors of no values in the place of their tensors."""
     left = iter(specs)
 
@@ -166,7 +157,7 @@ def on_meta(op: Any, values: Sequence[Any], specs: Sequence[Spec], device: str) 
 
 def formed(
     op: Any, values: Sequence[Any], result: Any, known: Callable[[Any], Any] = lambda size: size
-) -> tuple[list[Shown], Form] | None:
+) -> tuple[list[TensorMeta], Form] | None:
     """The tensors of a result and its form, each size as `known` gives it."""
     if result is None:
         return [], None
@@ -178,7 +169,9 @@ def formed(
     entries = tuple(
         numbers.get(id(one)) if isinstance(one, torch.Tensor) else None for one in (result if kind else [result])
     )
-    tensors = [Shown(torch.Size(map(known, one.shape)), tuple(map(known, one.stride())), one.dtype) for one in kept]
+    tensors = [
+        TensorMeta(torch.Size(map(known, one.shape)), tuple(map(known, one.stride())), one.dtype) for one in kept
+    ]
     return tensors, (kind and _container(kind), entries)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.dtensor import _fallback, _sharding_prop
-from phalanx.dtensor._op_plan import Plan, RulePlan
+from phalanx.dtensor._op_plan import OpPlan, RulePlan
 from phalanx.dtensor._redistribute import Step
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.debug._comm_mode import counted_as
@@ -158,12 +158,12 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         record.outputs = [_described(one) for one in tree_leaves(result) if one is not None]
         return result
 
-    def _recorded(self, op: Any, plan: Plan, given: list[Any]) -> Record:
+    def _recorded(self, op: Any, plan: OpPlan, given: list[Any]) -> Record:
         record = Record(str(op), _kind(plan), plan.text, len(self._open), [_described(one) for one in given])
         for move in plan.moves:
             argument = op._schema.arguments[move.argument].name + ("" if move.place is None else f"[{move.place}]")
-            record.steps += [(argument, step) for step in move.transfer.steps]
-            record.cost_us += move.transfer.cost_us
+            record.steps += [(argument, step) for step in move.plan.steps]
+            record.cost_us += move.plan.cost_us
         self.records.append(record)
         return record
 
@@ -177,7 +177,7 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._open[-1].collectives.append((short, size))
 
 
-def _kind(plan: Plan) -> str:
+def _kind(plan: OpPlan) -> str:
     if isinstance(plan, RulePlan):
         return "rule"
     run: Any = plan.run

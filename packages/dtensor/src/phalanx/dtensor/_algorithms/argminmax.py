@@ -18,7 +18,7 @@ from phalanx.dtensor._algorithms.common import (
     wrapped,
 )
 from phalanx.dtensor._algorithms.registry import algorithm
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor._rules.local_adjustments import neutral
 from phalanx.dtensor.placement_types import Replicate
@@ -32,7 +32,9 @@ def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
     return is_cut_plainly(spec, dims)
 
 
-def _best_of_local(local: torch.Tensor, spec: Spec, dim: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _best_of_local(
+    local: torch.Tensor, spec: DTensorSpec, dim: int, largest: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(values, global indices) of the best of each line of a local tensor along a dim, without it."""
     shape = [size for index, size in enumerate(local.shape) if index != dim]
     if not local.shape[dim]:
@@ -43,7 +45,7 @@ def _best_of_local(local: torch.Tensor, spec: Spec, dim: int, largest: bool) -> 
 
 
 def _best(
-    values: torch.Tensor, indices: torch.Tensor, spec: Spec, mesh_dims: Sequence[int], largest: bool
+    values: torch.Tensor, indices: torch.Tensor, spec: DTensorSpec, mesh_dims: Sequence[int], largest: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The best of all pieces. The pieces ascend, and of equal ones torch takes the first. Collective."""
     all_values = gathered(values, spec.mesh, mesh_dims)
@@ -77,7 +79,7 @@ def arg_extreme(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return wrapped(where.unsqueeze(dim) if values[2] else where, spec.mesh, placements, shape)
 
 
-def _along(tensor: Any, dim: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor, Spec, int]:
+def _along(tensor: Any, dim: int, largest: bool) -> tuple[torch.Tensor, torch.Tensor, DTensorSpec, int]:
     local, spec = without_partial(tensor)
     dim %= spec.ndim
     found = _best_of_local(local, spec, dim, largest)

@@ -10,11 +10,11 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor._algorithms.common import brought, check_strict, wrapped
+from phalanx.dtensor._algorithms.common import check_strict, redistributed, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._algorithms.ring_attention import SEQUENCE, Ring, ring_attention, ring_attention_backward
 from phalanx.dtensor._compile import is_traced
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import coordinate_of
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor.placement_types import Replicate, Shard, split_dim
@@ -27,7 +27,11 @@ def _takes(first: int, dropout: int) -> Any:
         query, key, value = (one._spec for one in values[first : first + 3])
         if values[dropout] != 0 or values[dropout + 2] is not None or values[0].device.type != "cpu":
             return False
-        if not isinstance(query.mesh, DeviceMesh) or coordinate_of(query.mesh) is None or type(query) is not Spec:
+        if (
+            not isinstance(query.mesh, DeviceMesh)
+            or coordinate_of(query.mesh) is None
+            or type(query) is not DTensorSpec
+        ):
             return False
         if key.placements != query.placements or value.placements != query.placements:
             return False
@@ -45,14 +49,14 @@ def _takes(first: int, dropout: int) -> Any:
     return takes
 
 
-def _is_even(spec: Spec, dim: int) -> bool:
+def _is_even(spec: DTensorSpec, dim: int) -> bool:
     ways = 1
     for mesh_dim in spec.mesh_dims_of(dim):
         ways *= spec.mesh.shape[mesh_dim]
     return spec.shape[dim] % ways == 0
 
 
-def _ring(query: Spec, key: Spec) -> Ring:
+def _ring(query: DTensorSpec, key: DTensorSpec) -> Ring:
     mesh = query.mesh
     assert isinstance(mesh, DeviceMesh)
     (mesh_dim,) = query.mesh_dims_of(SEQUENCE)
@@ -73,9 +77,9 @@ def _gathered(tensor: Any) -> Any:
 
     A graph has no messages round a ring: there the op is done by its rule, as where sizes are symbols.
     """
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     whole = [Replicate() if split_dim(one) == SEQUENCE else one for one in spec.placements]
-    return wrapped(brought(tensor, whole), spec.mesh, whole, spec.shape, spec)
+    return wrapped(redistributed(tensor, whole), spec.mesh, whole, spec.shape, spec)
 
 
 @algorithm("aten._scaled_dot_product_flash_attention_for_cpu.default", takes=_takes(0, 3))
@@ -86,7 +90,7 @@ def attention(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any
     if is_traced():
         made: tuple[Any, Any] = op(query, *map(_gathered, (key, value)), *args[3:], **kwargs)
         return made
-    spec: Spec = query._spec
+    spec: DTensorSpec = query._spec
     locals_ = (query._local_tensor, key._local_tensor, value._local_tensor)
     output, total = ring_attention(*locals_, _ring(spec, key._spec), causal, scale)
     shape = (*spec.shape[:-1], value.shape[-1])
@@ -103,14 +107,14 @@ def attention_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
     if is_traced():
         whole: tuple[Any, Any, Any] = op(grad, query, *map(_gathered, (key, value)), *args[4:], **kwargs)
         return whole
-    spec: Spec = query._spec
+    spec: DTensorSpec = query._spec
     found = ring_attention_backward(
-        brought(grad, spec.placements),
+        redistributed(grad, spec.placements),
         query._local_tensor,
         key._local_tensor,
         value._local_tensor,
-        brought(output, spec.placements),
-        brought(total, spec.placements),
+        redistributed(output, spec.placements),
+        redistributed(total, spec.placements),
         _ring(spec, key._spec),
         causal,
         scale,

@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import brought, check_strict, is_cut_plainly, reduced, wrapped
+from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, redistributed, reduced, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._algorithms.var_mean import moments
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor.placement_types import Replicate
 
 
-def _is_cut_beside_channels(spec: Spec) -> bool:
+def _is_cut_beside_channels(spec: DTensorSpec) -> bool:
     dims = [dim for dim in range(spec.ndim) if dim != 1]
     return spec.ndim >= 2 and spec.shape.numel() > 0 and is_cut_plainly(spec, dims) and not spec.mesh_dims_of(1)
 
@@ -30,7 +30,7 @@ def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
     return bool(values[5]) and _is_cut_beside_channels(values[0]._spec) and all(map(_is_whole, values[1:5]))
 
 
-def _line(spec: Spec) -> list[int]:
+def _line(spec: DTensorSpec) -> list[int]:
     return [-1 if dim == 1 else 1 for dim in range(spec.ndim)]
 
 
@@ -39,7 +39,7 @@ def batch_norm(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[An
     """(input, weight, bias, running_mean, running_var, training, momentum, eps) -> (output, save_mean, save_invstd)."""
     check_strict(op)
     tensor, weight, bias, running_mean, running_var, _, momentum, eps = bound(op, args, kwargs)
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     local = tensor._local_tensor
     exact = local.float() if local.dtype.itemsize < 4 else local
     mean, squares, count = moments(exact, spec, [dim for dim in range(spec.ndim) if dim != 1])
@@ -71,12 +71,12 @@ def batch_norm_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     """-> (grad_input, grad_weight, grad_bias), those that output_mask asks for."""
     check_strict(op)
     grad, tensor, weight, _, _, save_mean, save_inverse, _, _, mask = bound(op, args, kwargs)
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     line = _line(spec)
     others = [dim for dim in range(spec.ndim) if dim != 1]
     local = tensor._local_tensor
     exact = torch.float32 if local.dtype.itemsize < 4 else local.dtype
-    gradient = brought(grad, spec.placements).to(exact)
+    gradient = redistributed(grad, spec.placements).to(exact)
     inverse = save_inverse._local_tensor.to(exact).reshape(line)
     normal = (local.to(exact) - save_mean._local_tensor.to(exact).reshape(line)) * inverse
     sums = torch.stack([gradient.sum(others), (gradient * normal).sum(others)])

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from phalanx.dtensor._algorithms.common import (
-    brought,
     check_strict,
     gathered,
     is_cut_plainly,
     offset_of,
+    redistributed,
     reduced,
     wrapped,
 )
 from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._compile import is_traced
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard
 
@@ -31,7 +31,7 @@ _NONE, _MEAN, _SUM = 0, 1, 2  # torch's codes of the reduction of a loss
 # ---- softmax --------------------------------------------------------------------------------------------------------
 
 
-def _is_cut(spec: Spec, dim: int) -> bool:
+def _is_cut(spec: DTensorSpec, dim: int) -> bool:
     """Whether the classes are cut, and there are scores. Other dims may have symbolic sizes."""
     if not spec.ndim or any(type(size) is int and size == 0 for size in spec.shape):
         return False
@@ -49,7 +49,7 @@ def _computed(local: torch.Tensor) -> torch.Tensor:
     return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
 
 
-def _extent(local: torch.Tensor, spec: Spec, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _extent(local: torch.Tensor, spec: DTensorSpec, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(maximum, sum of exp(x - maximum)) of the lines of the whole tensor along a dim. Collective."""
     shape = [1 if index == dim else size for index, size in enumerate(local.shape)]
     if local.shape[dim]:
@@ -68,7 +68,7 @@ def softmax(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """(self, dim, half_to_float) -> output, sharded as self."""
     check_strict(op)
     scores, dim, _ = bound(op, args, kwargs)
-    spec: Spec = scores._spec
+    spec: DTensorSpec = scores._spec
     local = _computed(scores._local_tensor)
     top, total = _extent(local, spec, dim % spec.ndim)
     shifted = local - top
@@ -86,9 +86,9 @@ def softmax_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     """(grad_output, output, dim, input_dtype) -> grad_input, sharded as output."""
     check_strict(op)
     grad, output, dim, dtype = bound(op, args, kwargs)
-    spec: Spec = output._spec
+    spec: DTensorSpec = output._spec
     dim = dim % spec.ndim
-    gradient, values = _computed(brought(grad, spec.placements)), _computed(output._local_tensor)
+    gradient, values = _computed(redistributed(grad, spec.placements)), _computed(output._local_tensor)
     if "log" in op._schema.name:
         total = reduced(gradient.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
         result = gradient - values.exp() * total
@@ -122,7 +122,7 @@ class _Picked:
         weight: The weight of each class of this rank, or None.
     """
 
-    def __init__(self, op: Any, spec: Spec, target: Any, weight: Any, ignored: int) -> None:
+    def __init__(self, op: Any, spec: DTensorSpec, target: Any, weight: Any, ignored: int) -> None:
         self.dim = min(1, spec.ndim - 1)
         dims = [one.dim if isinstance(one, Shard) else None for one in spec.placements]
         self.mesh_dims = [index for index, dim in enumerate(dims) if dim == self.dim]
@@ -130,7 +130,7 @@ class _Picked:
         self.placements: list[AnyPlacement] = [
             Replicate() if dim in (None, self.dim) else Shard(dim - (dim > self.dim)) for dim in dims
         ]
-        local = brought(target, self.placements)
+        local = redistributed(target, self.placements)
         self.counts = local != ignored
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
         if is_traced():
@@ -152,7 +152,7 @@ class _Picked:
         self.weight = None
         if weight is not None:
             cut = [Shard(0) if index in self.mesh_dims else Replicate() for index in range(spec.mesh.ndim)]
-            self.weight = brought(weight, cut)
+            self.weight = redistributed(weight, cut)
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The score that each target picks; 0 where another rank has it, or it does not count."""
@@ -179,7 +179,7 @@ def nll_loss(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
     """
     check_strict(op)
     scores, target, weight, reduction, ignored = bound(op, args, kwargs)
-    spec: Spec = scores._spec
+    spec: DTensorSpec = scores._spec
     mesh, whole = spec.mesh, (Replicate(),) * spec.mesh.ndim
     picked = _Picked(op, spec, target, weight, ignored)
     local = scores._local_tensor
@@ -208,12 +208,12 @@ def nll_loss_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     """(grad_output, self, target, weight, reduction, ignore_index, total_weight) -> grad_input, sharded as self."""
     check_strict(op)
     grad, scores, target, weight, reduction, ignored, total = bound(op, args, kwargs)
-    spec: Spec = scores._spec
+    spec: DTensorSpec = scores._spec
     picked = _Picked(op, spec, target, weight, ignored)
     whole = (Replicate(),) * spec.mesh.ndim
-    gradient = brought(grad, picked.placements if grad.ndim else whole)
+    gradient = redistributed(grad, picked.placements if grad.ndim else whole)
     if reduction == _MEAN:
-        gradient = gradient / brought(total, whole)
+        gradient = gradient / redistributed(total, whole)
     weights = picked.weights()
     value = gradient.neg().expand(picked.index.shape) if weights is None else -gradient * weights
     result = torch.zeros_like(scores._local_tensor)

@@ -8,16 +8,16 @@ import torch
 import phalanx.collectives as pc
 from phalanx.core import MismatchError
 from phalanx.dtensor import _layout
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh, coordinate_of
 from phalanx.dtensor._mode import StrictError, is_strict
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._redistribute.comm import explained
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, split_dim
 
 
-def is_cut_plainly(spec: Spec, dims: Sequence[int], may_be_symbolic: bool = False) -> bool:
+def is_cut_plainly(spec: DTensorSpec, dims: Sequence[int], may_be_symbolic: bool = False) -> bool:
     """Whether this rank is in the mesh, one of the dims is cut, all cuts are Shard, and nothing is Partial.
 
     Args:
@@ -27,7 +27,7 @@ def is_cut_plainly(spec: Spec, dims: Sequence[int], may_be_symbolic: bool = Fals
     """
     if coordinate_of(spec.mesh) is None:
         return False
-    if type(spec) is not Spec and not (may_be_symbolic and all(type(spec.shape[dim]) is int for dim in dims)):
+    if type(spec) is not DTensorSpec and not (may_be_symbolic and all(type(spec.shape[dim]) is int for dim in dims)):
         return False
     if not all(isinstance(one, (Shard, Replicate)) for one in spec.placements):
         return False
@@ -43,22 +43,22 @@ def check_strict(op: Any) -> None:
         )
 
 
-def without_partial(tensor: Any) -> tuple[torch.Tensor, Spec]:
+def without_partial(tensor: Any) -> tuple[torch.Tensor, DTensorSpec]:
     """The local tensor and the spec, with what is Partial reduced. Collective where something is."""
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     if not spec.is_partial:
         return tensor._local_tensor, spec
     target = spec.replace(placements=tuple(Replicate() if type(p) is Partial else p for p in spec.placements))
-    return transfer(spec, target).run(tensor._local_tensor), target
+    return plan_redistribute(spec, target).run(tensor._local_tensor), target
 
 
-def brought(tensor: Any, placements: Sequence[AnyPlacement]) -> torch.Tensor:
+def redistributed(tensor: Any, placements: Sequence[AnyPlacement]) -> torch.Tensor:
     """The local tensor in other placements. Collective where they differ."""
-    spec: Spec = tensor._spec
-    return transfer(spec, spec.replace(placements=tuple(placements))).run(tensor._local_tensor)
+    spec: DTensorSpec = tensor._spec
+    return plan_redistribute(spec, spec.replace(placements=tuple(placements))).run(tensor._local_tensor)
 
 
-def number_of(spec: Spec, mesh_dims: Sequence[int]) -> int:
+def number_of(spec: DTensorSpec, mesh_dims: Sequence[int]) -> int:
     """The number of this rank's piece among those that the mesh dims cut, in the order of the tensor."""
     coordinate = coordinate_of(spec.mesh) or ()
     number = 0
@@ -67,7 +67,7 @@ def number_of(spec: Spec, mesh_dims: Sequence[int]) -> int:
     return number
 
 
-def offset_of(spec: Spec, dim: int) -> int:
+def offset_of(spec: DTensorSpec, dim: int) -> int:
     """The global index of the first element of this rank's piece of a dim."""
     runs = spec.local_runs[dim]
     return int(runs[0][0]) if runs else int(spec.shape[dim])
@@ -102,7 +102,9 @@ def reduced(part: torch.Tensor, op: str, mesh: Mesh, mesh_dims: Sequence[int]) -
     return part
 
 
-def without_dims(spec: Spec, dims: Sequence[int], keepdim: bool) -> tuple[tuple[AnyPlacement, ...], tuple[int, ...]]:
+def without_dims(
+    spec: DTensorSpec, dims: Sequence[int], keepdim: bool
+) -> tuple[tuple[AnyPlacement, ...], tuple[int, ...]]:
     """Placements and shape of what is left when dims are reduced: whole on the mesh dims that cut them."""
     placements: list[AnyPlacement] = []
     for placement in spec.placements:
@@ -123,7 +125,7 @@ def wrapped(
     mesh: Mesh,
     placements: Sequence[AnyPlacement],
     shape: Sequence[int],
-    like: Spec | None = None,
+    like: DTensorSpec | None = None,
 ) -> DTensor:
     """A DTensor of that shape, its dims in memory in the order of those of `like`, or contiguous.
 
@@ -132,7 +134,7 @@ def wrapped(
     stride = None
     if like is not None and 0 not in like.stride:
         stride = _layout.stride_like(tuple(shape), like.shape, like.stride)
-    spec = Spec(mesh, tuple(placements), torch.Size(shape), stride, local.dtype)
+    spec = DTensorSpec(mesh, tuple(placements), torch.Size(shape), stride, local.dtype)
     if local.stride() != spec.local_stride:
         local = torch.empty_strided(local.shape, spec.local_stride, dtype=local.dtype, device=local.device).copy_(local)
     return DTensor._wrap(local, spec)

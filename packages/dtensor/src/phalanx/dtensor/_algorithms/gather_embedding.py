@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import brought, is_cut_plainly, offset_of, wrapped
+from phalanx.dtensor._algorithms.common import is_cut_plainly, offset_of, redistributed, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._index_bounds import Bound, check_bounds
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, split_dim
 
 
-def _whole_on(spec: Spec, mesh_dims: Sequence[int]) -> tuple[AnyPlacement, ...]:
+def _whole_on(spec: DTensorSpec, mesh_dims: Sequence[int]) -> tuple[AnyPlacement, ...]:
     """The placements of an index: whole on the mesh dims that cut the table, as it is on the others."""
     return tuple(
         Replicate() if mesh_dim in mesh_dims or type(one) is Partial else one
@@ -39,10 +39,10 @@ def _takes_embedding(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -
 def embedding(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """(weight, indices, padding_idx, ...), weight sharded by rows: a Partial(sum) on the mesh dims that cut them."""
     table, index, *_ = bound(op, args, kwargs)
-    spec: Spec = table._spec
+    spec: DTensorSpec = table._spec
     rows = spec.mesh_dims_of(0)
     placements = _whole_on(index._spec, rows)
-    wanted = brought(index, placements)
+    wanted = redistributed(index, placements)
     check_bounds(op, wanted, Bound(1, None, 0, int(spec.shape[0]), False, IndexError))
     here, is_here = _within(wanted, spec, 0)
     weight = table._local_tensor
@@ -54,7 +54,7 @@ def embedding(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return wrapped(found, spec.mesh, outputs, (*index.shape, spec.shape[1]))
 
 
-def _within(index: torch.Tensor, spec: Spec, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _within(index: torch.Tensor, spec: DTensorSpec, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """(local indices, which of them this rank has); of what it has not, index 0."""
     local = index - offset_of(spec, dim)
     inside = (local >= 0) & (local < spec.local_shape[dim])
@@ -73,7 +73,7 @@ def _takes_select(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> b
 def index_select(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """(self, dim, index), self sharded along dim: a Partial(sum) on the mesh dims that cut it."""
     source, dim, index = bound(op, args, kwargs)
-    spec: Spec = source._spec
+    spec: DTensorSpec = source._spec
     dim %= spec.ndim
     check_bounds(op, index._local_tensor, Bound(2, None, dim, int(spec.shape[dim]), False, IndexError))
     here, is_here = _within(index._local_tensor, spec, dim)

@@ -13,9 +13,9 @@ import torch.nn.functional as F  # noqa: N812
 
 import phalanx.collectives as pc
 from phalanx.dtensor import _layout
-from phalanx.dtensor._algorithms.common import brought, check_strict, is_cut_plainly, number_of, wrapped
+from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, number_of, redistributed, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, split_dim
 
@@ -52,7 +52,9 @@ def _chunks(size: int, count: int) -> tuple[Range, ...]:
     return tuple(found)
 
 
-def _halo(spec: Spec, weight: Spec, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> _Halo:
+def _halo(
+    spec: DTensorSpec, weight: DTensorSpec, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> _Halo:
     ((mesh_dim, dim),) = _cuts_in_space(spec)
     place = dim - 2
     size = int(spec.shape[dim])
@@ -74,7 +76,7 @@ def _halo(spec: Spec, weight: Spec, stride: Sequence[int], padding: Sequence[int
     return _Halo(mesh_dim, dim, _chunks(size, count), tuple(need), tuple(pads), outputs)
 
 
-def _cuts_in_space(spec: Spec) -> list[tuple[int, int]]:
+def _cuts_in_space(spec: DTensorSpec) -> list[tuple[int, int]]:
     """(mesh dim, dim) of each cut of a dim in space."""
     found = []
     for mesh_dim, placement in enumerate(spec.placements):
@@ -97,7 +99,7 @@ def _exchange(parts: list[torch.Tensor], shapes: list[list[int]], mesh: Any, mes
     return [one.reshape(shape) for one, shape in zip(torch.split(got, into), shapes, strict=True)]
 
 
-def _with_halo(local: torch.Tensor, spec: Spec, halo: _Halo) -> torch.Tensor:
+def _with_halo(local: torch.Tensor, spec: DTensorSpec, halo: _Halo) -> torch.Tensor:
     """The part of the input that this rank's chunk of the output needs. Collective."""
     me = number_of(spec, [halo.mesh_dim])
     own = halo.have[me]
@@ -110,7 +112,7 @@ def _with_halo(local: torch.Tensor, spec: Spec, halo: _Halo) -> torch.Tensor:
     return torch.cat(_exchange(parts, shapes, spec.mesh, halo.mesh_dim), halo.dim)
 
 
-def _halo_back(grad: torch.Tensor, local_shape: Sequence[int], spec: Spec, halo: _Halo) -> torch.Tensor:
+def _halo_back(grad: torch.Tensor, local_shape: Sequence[int], spec: DTensorSpec, halo: _Halo) -> torch.Tensor:
     """The gradient of this rank's part of the input, from the gradients of all windows. Collective."""
     me = number_of(spec, [halo.mesh_dim])
     own, window = halo.have[me], halo.need[me]
@@ -141,7 +143,7 @@ def _without(values: Sequence[int], place: int, count: int) -> list[int]:
     return [0 if at == place else one for at, one in enumerate(full)]
 
 
-def _is_taken(data: Spec, weight: Spec, transposed: bool, groups: int) -> bool:
+def _is_taken(data: DTensorSpec, weight: DTensorSpec, transposed: bool, groups: int) -> bool:
     if transposed or groups != 1 or data.ndim != weight.ndim or data.shape.numel() == 0:
         return False
     cuts = _cuts_in_space(data)
@@ -162,7 +164,7 @@ def convolution(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups), input sharded in space."""
     check_strict(op)
     tensor, weight, bias, stride, padding, dilation, _, extra, groups = bound(op, args, kwargs)
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     halo = _halo(spec, weight._spec, stride, padding, dilation)
     me = number_of(spec, [halo.mesh_dim])
     window = _padded(_with_halo(tensor._local_tensor, spec, halo), halo.dim, halo.pads[me])
@@ -196,10 +198,10 @@ def convolution_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     """-> (grad_input, grad_weight, grad_bias); those of weight and bias are Partial where the input is cut."""
     check_strict(op)
     grad, tensor, weight, bias_sizes, stride, padding, dilation, _, extra, groups, mask = bound(op, args, kwargs)
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     halo = _halo(spec, weight._spec, stride, padding, dilation)
     me = number_of(spec, [halo.mesh_dim])
-    gradient = brought(grad, spec.placements)
+    gradient = redistributed(grad, spec.placements)
     inner = _with_halo(tensor._local_tensor, spec, halo)
     before, after = halo.pads[me]
     window = _padded(inner, halo.dim, (before, after))

@@ -11,7 +11,7 @@ import torch
 
 from phalanx.dtensor._algorithms.common import check_strict, gathered, without_dims, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import coordinate_of
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor.placement_types import Replicate, Shard, split_dim
@@ -30,7 +30,7 @@ def _arguments(values: Sequence[Any]) -> tuple[Any, list[int], bool]:
 
 def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
     spec = values[0]._spec
-    if type(spec) is not Spec or not spec.ndim or coordinate_of(spec.mesh) is None or spec.is_partial:
+    if type(spec) is not DTensorSpec or not spec.ndim or coordinate_of(spec.mesh) is None or spec.is_partial:
         return False
     order, dims, _ = _arguments(values)
     if not spec.dtype.is_floating_point or not isinstance(order, (int, float)) or not 0 < order < float("inf"):
@@ -52,7 +52,7 @@ def vector_norm(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     check_strict(op)
     values = bound(op, args, kwargs)
     tensor = values[0]
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     order, dims, keepdim = _arguments(values)
     dtype = (values[4] if len(values) > 4 else None) or spec.dtype
     # Between the two norms 16-bit floats would be rounded once more than in one process.

@@ -20,17 +20,17 @@ from phalanx.dtensor._algorithms.common import (
     wrapped,
 )
 from phalanx.dtensor._algorithms.registry import algorithm
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
 
 
-def _dims(spec: Spec, given: Any) -> list[int]:
+def _dims(spec: DTensorSpec, given: Any) -> list[int]:
     if given is None or given == []:
         return list(range(spec.ndim))
     return [int(dim) % spec.ndim for dim in given]
 
 
-def moments(local: torch.Tensor, spec: Spec, dims: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, int]:
+def moments(local: torch.Tensor, spec: DTensorSpec, dims: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor, int]:
     """(mean, sum of squared distances from it, number of elements) over dims of the whole tensor. Collective.
 
     Args:

@@ -6,13 +6,13 @@ from typing import Any, TypeAlias
 import torch
 
 from phalanx.dtensor._compile import is_traced
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor._random import traced
-from phalanx.dtensor._random.fill import Law, fill_local
+from phalanx.dtensor._random.fill import Distribution, fill_local
 from phalanx.dtensor._random.state import draw_key
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import Partial, Replicate
 
@@ -34,27 +34,27 @@ def distributed(op: Any, value: Any) -> Any:
 # ---- specs ----------------------------------------------------------------------------------------------------------
 
 
-def whole_values(spec: Spec) -> Spec:
+def whole_values(spec: DTensorSpec) -> DTensorSpec:
     """The spec with Replicate for Partial."""
     if not spec.is_partial:
         return spec
     return spec.replace(placements=[Replicate() if one.is_partial() else one for one in spec.placements])
 
 
-def read(value: Any, spec: Spec | None = None) -> torch.Tensor:
+def read(value: Any, spec: DTensorSpec | None = None) -> torch.Tensor:
     """The local values of a DTensor, whole ones, placed as another spec says."""
     target = whole_values(value._spec) if spec is None else spec.replace(dtype=value.dtype)
     if target.shape != value.shape:
-        target = Spec(target.mesh, target.placements, value.shape, None, value.dtype)
-    return transfer(value._spec, target).run(value._local_tensor)
+        target = DTensorSpec(target.mesh, target.placements, value.shape, None, value.dtype)
+    return plan_redistribute(value._spec, target).run(value._local_tensor)
 
 
-def empty_local(spec: Spec, device: torch.device) -> torch.Tensor:
+def empty_local(spec: DTensorSpec, device: torch.device) -> torch.Tensor:
     """A local tensor of a spec, in the order of its dims."""
     return torch.empty_strided(spec.local_shape, spec.local_stride, dtype=spec.dtype, device=device)
 
 
-def spec_like(spec: Spec, dtype: torch.dtype | None, memory_format: torch.memory_format | None) -> Spec:
+def spec_like(spec: DTensorSpec, dtype: torch.dtype | None, memory_format: torch.memory_format | None) -> DTensorSpec:
     """The spec of a new tensor like that of `spec`, as torch.empty_like chooses dtype and stride."""
     like = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device="meta")
     made = torch.empty_like(like, dtype=dtype, memory_format=memory_format or torch.preserve_format)
@@ -69,7 +69,7 @@ _NOTHING = {"sum": 0, "bxor": 0, "product": 1}
 _ALIKE = ("min", "max", "band", "bor")
 
 
-def terms(op: Any, spec: Spec) -> int | None:
+def terms(op: Any, spec: DTensorSpec) -> int | None:
     """What this rank has of a Partial in the place of the value; None if it has the value itself."""
     coordinate = spec.mesh.get_coordinate() or (0,) * spec.mesh.ndim
     neutral: list[int] = []
@@ -95,24 +95,26 @@ def key_for(mesh: Mesh, generator: torch.Generator | None) -> Key:
     return traced.key(mesh, generator) if is_traced() else draw_key(mesh, generator)
 
 
-def fill(local: torch.Tensor, spec: Spec, law: Law, key: Key) -> None:
+def fill(local: torch.Tensor, spec: DTensorSpec, distribution: Distribution, key: Key) -> None:
     """Fill a local tensor of a spec; nothing on a rank outside its mesh."""
     if not isinstance(key, torch.Tensor):
-        fill_local(local, spec, law, key)
+        fill_local(local, spec, distribution, key)
     elif not is_outside(spec):
-        local.copy_(traced.values(spec.replace(dtype=local.dtype), law, key, local.device))
+        local.copy_(traced.values(spec.replace(dtype=local.dtype), distribution, key, local.device))
 
 
-def new_local(spec: Spec, law: Law, generator: torch.Generator | None, device: torch.device) -> torch.Tensor:
+def new_local(
+    spec: DTensorSpec, distribution: Distribution, generator: torch.Generator | None, device: torch.device
+) -> torch.Tensor:
     """A new local tensor of a spec, with random elements."""
     key = key_for(spec.mesh, generator)
     if isinstance(key, torch.Tensor) and not is_outside(spec):
-        return traced.values(spec, law, key, device)
+        return traced.values(spec, distribution, key, device)
     local = empty_local(spec, device)
-    fill(local, spec, law, key)
+    fill(local, spec, distribution, key)
     return local
 
 
-def is_outside(spec: Spec) -> bool:
+def is_outside(spec: DTensorSpec) -> bool:
     """Whether this rank is outside the mesh of a spec."""
     return spec.mesh.get_coordinate() is None

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 from phalanx.core.random import Kind
-from phalanx.dtensor._random.fill import Law, integers
+from phalanx.dtensor._random.fill import Distribution, integers
 
 
-def uniform(op: Any, dtype: torch.dtype, low: float, high: float) -> Law:
+def uniform(op: Any, dtype: torch.dtype, low: float, high: float) -> Distribution:
     need(op, dtype.is_floating_point, f"the tensor must have a floating-point dtype, not {dtype}")
     limits = torch.finfo(dtype)
     need(
@@ -16,18 +16,18 @@ def uniform(op: Any, dtype: torch.dtype, low: float, high: float) -> Law:
         limits.min <= low <= high <= limits.max and high - low <= limits.max,
         f"from={low} and to={high} must be numbers of {dtype}, from <= to, and to - from too",
     )
-    return Law(Kind.UNIFORM, low, high)
+    return Distribution(Kind.UNIFORM, low, high)
 
 
-def normal(op: Any, dtype: torch.dtype, mean: float, std: float) -> Law:
+def normal(op: Any, dtype: torch.dtype, mean: float, std: float) -> Distribution:
     need(op, dtype.is_floating_point or dtype.is_complex, f"the dtype must be floating-point or complex, not {dtype}")
     need(op, std >= 0, f"expects std >= 0.0, but found std {std}")
-    return Law(Kind.NORMAL, mean, std)
+    return Distribution(Kind.NORMAL, mean, std)
 
 
-def bernoulli(op: Any, dtype: torch.dtype, p: float) -> Law:
+def bernoulli(op: Any, dtype: torch.dtype, p: float) -> Distribution:
     need(op, 0 <= p <= 1, f"expects p to be in [0, 1], but got p={p}")
-    return Law(Kind.BERNOULLI, p, 0.0)
+    return Distribution(Kind.BERNOULLI, p, 0.0)
 
 
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
@@ -43,7 +43,7 @@ def _whole_range(dtype: torch.dtype) -> tuple[int, int]:
     return limits.min, limits.max
 
 
-def whole_numbers(op: Any, dtype: torch.dtype, low: int | None, high: int | None) -> Law:
+def whole_numbers(op: Any, dtype: torch.dtype, low: int | None, high: int | None) -> Distribution:
     """random_: [low, high), or up to the largest integer of the dtype; from 0 on if there is no low."""
     need(op, dtype in _DIGITS or not (dtype.is_complex or dtype.is_floating_point), f"not implemented for {dtype}")
     least, most = _whole_range(dtype)

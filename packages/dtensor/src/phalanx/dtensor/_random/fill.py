@@ -10,7 +10,7 @@ import torch
 from phalanx.core import PhalanxError
 from phalanx.core.dtypes import DType
 from phalanx.core.random import Box, Kind, fill, fill_integers
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._layout import Runs, contiguous_stride
 from phalanx.dtensor._mesh import coordinate_of
 
@@ -31,7 +31,7 @@ DTYPES = {
 }
 
 
-class Law(NamedTuple):
+class Distribution(NamedTuple):
     """What the elements are: a kind with its two numbers, or integers (kind None): the smallest, and how many."""
 
     kind: Kind | None
@@ -39,9 +39,9 @@ class Law(NamedTuple):
     b: float
 
 
-def integers(low: int, count: int) -> Law:
+def integers(low: int, count: int) -> Distribution:
     """Integers from `low` on, of which there are `count`."""
-    return Law(None, low, count)
+    return Distribution(None, low, count)
 
 
 @lru_cache(maxsize=4096)
@@ -64,35 +64,37 @@ def _boxes(shape: tuple[int, ...], runs: tuple[Runs, ...], stride: tuple[int, ..
     return tuple(found)
 
 
-def fill_local(local: torch.Tensor, spec: Spec, law: Law, key: int) -> None:
+def fill_local(local: torch.Tensor, spec: DTensorSpec, distribution: Distribution, key: int) -> None:
     """Fill this rank's local tensor of a spec; nothing on a rank outside its mesh. Not collective.
 
     Args:
         local: The local tensor, of any stride; its dtype need not be that of the spec.
         spec: What it is of; Partial counts as Replicate.
-        law: What the elements are.
+        distribution: What the elements are.
         key: The key of the op, the same on all ranks.
 
     Raises:
-        RuntimeError: The law does not fit the dtype.
+        RuntimeError: The distribution does not fit the dtype.
     """
     if local.numel() and coordinate_of(spec.mesh) is not None:
-        fill_runs(local, tuple(spec.shape), spec.local_runs, law, key)
+        fill_runs(local, tuple(spec.shape), spec.local_runs, distribution, key)
 
 
-def fill_runs(local: torch.Tensor, shape: tuple[int, ...], runs: tuple[Runs, ...], law: Law, key: int) -> None:
+def fill_runs(
+    local: torch.Tensor, shape: tuple[int, ...], runs: tuple[Runs, ...], distribution: Distribution, key: int
+) -> None:
     """Fill a tensor with the elements of `runs` of a whole of `shape`; see `fill_local`."""
-    if local.is_complex() and law.kind is Kind.NORMAL:
+    if local.is_complex() and distribution.kind is Kind.NORMAL:
         # As torch: real and imaginary part with half the variance each.
         real = torch.view_as_real(local.resolve_conj())
-        fill_runs(real, (*shape, 2), (*runs, ((0, 2),)), law._replace(b=law.b / sqrt(2)), key)
+        fill_runs(real, (*shape, 2), (*runs, ((0, 2),)), distribution._replace(b=distribution.b / sqrt(2)), key)
         if local.is_conj():
             local.copy_(torch.view_as_complex(real))
         return
     where = _where(local.device)
     if where is None or local.is_neg():
         made = torch.empty(local.shape, dtype=local.dtype, device="cpu" if where is None else local.device)
-        fill_runs(made, shape, runs, law, key)
+        fill_runs(made, shape, runs, distribution, key)
         local.copy_(made)
         return
     dtype = DTYPES.get(local.dtype)
@@ -100,10 +102,14 @@ def fill_runs(local: torch.Tensor, shape: tuple[int, ...], runs: tuple[Runs, ...
         raise RuntimeError(f"random numbers of {local.dtype} are not implemented: make float32 ones and convert them")
     address, itemsize = local.data_ptr(), local.element_size()
     for place, box in _boxes(shape, runs, local.stride()):
-        if law.kind is None:
-            fill_integers(address + place * itemsize, dtype, int(law.a), int(law.b), key, box, **where)
+        if distribution.kind is None:
+            fill_integers(
+                address + place * itemsize, dtype, int(distribution.a), int(distribution.b), key, box, **where
+            )
         else:
-            fill(address + place * itemsize, dtype, law.kind, law.a, law.b, key, box, **where)
+            fill(
+                address + place * itemsize, dtype, distribution.kind, distribution.a, distribution.b, key, box, **where
+            )
 
 
 def _where(device: torch.device) -> dict[str, Any] | None:

@@ -32,7 +32,7 @@ import torch
 
 from phalanx.core.random import Kind
 from phalanx.dtensor import _fallback
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor._random.common import (
     arguments_of,
@@ -47,9 +47,9 @@ from phalanx.dtensor._random.common import (
     whole_values,
 )
 from phalanx.dtensor._random.distributions import bernoulli, need, normal, uniform, whole_numbers
-from phalanx.dtensor._random.fill import Law
+from phalanx.dtensor._random.fill import Distribution
 from phalanx.dtensor._random.replicated import multinomial, seeded_fallback
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 
 __all__ = ["RANDOM_OPS", "seeded_fallback"]
@@ -68,14 +68,14 @@ def _handles(*ops: Any) -> Callable[[Handler], Handler]:
     return register
 
 
-def _fill(op: Any, tensor: Any, law: Law, generator: torch.Generator | None) -> Any:
+def _fill(op: Any, tensor: Any, distribution: Distribution, generator: torch.Generator | None) -> Any:
     """Fill a DTensor that exists."""
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     _fallback.check_writable(op, tensor)
     share = terms(op, spec)
     key = key_for(spec.mesh, generator)
     if share is None:
-        fill(tensor._local_tensor, spec, law, key)
+        fill(tensor._local_tensor, spec, distribution, key)
     else:
         tensor._local_tensor.fill_(share)
     return tensor
@@ -114,7 +114,7 @@ def _exponential_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor, rate, generator = bound(op, args, kwargs)
     need(op, rate > 0, f"expects lambda > 0.0, but found lambda={rate}")
     need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Law(Kind.EXPONENTIAL, rate, 0.0), generator)
+    return _fill(op, tensor, Distribution(Kind.EXPONENTIAL, rate, 0.0), generator)
 
 
 @_handles(aten.cauchy_.default)
@@ -122,7 +122,7 @@ def _cauchy_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor, median, scale, generator = bound(op, args, kwargs)
     need(op, scale > 0, f"expects sigma > 0.0, but found sigma={scale}")
     need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Law(Kind.CAUCHY, median, scale), generator)
+    return _fill(op, tensor, Distribution(Kind.CAUCHY, median, scale), generator)
 
 
 @_handles(aten.log_normal_.default)
@@ -130,12 +130,12 @@ def _log_normal_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor, mean, std, generator = bound(op, args, kwargs)
     need(op, std > 0, f"expects std > 0.0, but found std={std}")
     need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Law(Kind.LOG_NORMAL, mean, std), generator)
+    return _fill(op, tensor, Distribution(Kind.LOG_NORMAL, mean, std), generator)
 
 
-def _put(op: Any, tensor: Any, make: Callable[[Spec], torch.Tensor]) -> Any:
+def _put(op: Any, tensor: Any, make: Callable[[DTensorSpec], torch.Tensor]) -> Any:
     """Fill a DTensor that exists with values that are made elsewhere."""
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     _fallback.check_writable(op, tensor)
     share = terms(op, spec)
     values = make(whole_values(spec))
@@ -151,10 +151,12 @@ def _geometric_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor, p, generator = bound(op, args, kwargs)
     need(op, 0 < p < 1, f"expects p to be in (0, 1), but got p={p}")
 
-    def make(spec: Spec) -> torch.Tensor:
+    def make(spec: DTensorSpec) -> torch.Tensor:
         # The first success is in the trial in which an exponential clock of that rate strikes.
-        law = Law(Kind.EXPONENTIAL, -log1p(-p), 0.0)
-        return new_local(spec.replace(dtype=torch.float64), law, generator, tensor._local_tensor.device).ceil_()
+        distribution = Distribution(Kind.EXPONENTIAL, -log1p(-p), 0.0)
+        return new_local(
+            spec.replace(dtype=torch.float64), distribution, generator, tensor._local_tensor.device
+        ).ceil_()
 
     return _put(op, tensor, make)
 
@@ -168,12 +170,14 @@ def _bernoulli_tensor_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 # ---- new tensors ----------------------------------------------------------------------------------------------------
 
 
-def _like(op: Any, args: Sequence[Any], kwargs: dict[str, Any], law: Callable[[torch.dtype], Law]) -> Any:
+def _like(
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], distribution: Callable[[torch.dtype], Distribution]
+) -> Any:
     given = arguments_of(op, args, kwargs)
     like = distributed(op, given["self"])
     spec = spec_like(like._spec, given["dtype"], given["memory_format"])
     device = given["device"] or like._local_tensor.device
-    return DTensor._wrap(new_local(spec, law(spec.dtype), given.get("generator"), device), spec)
+    return DTensor._wrap(new_local(spec, distribution(spec.dtype), given.get("generator"), device), spec)
 
 
 @_handles(aten.rand_like.default, aten.rand_like.generator)
@@ -204,13 +208,13 @@ def _randint_like_tensor(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     return _like(op, args, kwargs, lambda dtype: whole_numbers(op, dtype, 0, high))
 
 
-def _of_probabilities(op: Any, p: torch.Tensor, spec: Spec, generator: torch.Generator | None) -> torch.Tensor:
+def _of_probabilities(op: Any, p: torch.Tensor, spec: DTensorSpec, generator: torch.Generator | None) -> torch.Tensor:
     """Local zeros and ones of the dtype of a spec; p is local, too."""
-    draws = new_local(spec.replace(dtype=torch.float64), Law(Kind.UNIFORM, 0.0, 1.0), generator, p.device)
+    draws = new_local(spec.replace(dtype=torch.float64), Distribution(Kind.UNIFORM, 0.0, 1.0), generator, p.device)
     return torch.lt(draws, p).to(spec.dtype)
 
 
-def _broadcast(op: Any, value: Any, spec: Spec) -> torch.Tensor:
+def _broadcast(op: Any, value: Any, spec: DTensorSpec) -> torch.Tensor:
     """The local values of a DTensor, or of a number, that is broadcast to the shape of a spec."""
     if value.ndim == 0 and not isinstance(value, DTensor):
         plain: torch.Tensor = value
@@ -242,9 +246,11 @@ def _bernoulli_p(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return _new_like(op, like, lambda dtype: bernoulli(op, dtype, p), generator)
 
 
-def _new_like(op: Any, like: Any, law: Callable[[torch.dtype], Law], generator: torch.Generator | None) -> Any:
+def _new_like(
+    op: Any, like: Any, distribution: Callable[[torch.dtype], Distribution], generator: torch.Generator | None
+) -> Any:
     spec = spec_like(like._spec, None, None)
-    return DTensor._wrap(new_local(spec, law(spec.dtype), generator, like._local_tensor.device), spec)
+    return DTensor._wrap(new_local(spec, distribution(spec.dtype), generator, like._local_tensor.device), spec)
 
 
 @_handles(aten.normal.float_Tensor, aten.normal.Tensor_float, aten.normal.Tensor_Tensor)
@@ -263,7 +269,7 @@ def _normal_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         need(op, std >= 0, f"expects std >= 0.0, but found std {std}")
     mean, std = [read(distributed(op, one), spec) if isinstance(one, torch.Tensor) else one for one in (mean, std)]
     spec = spec.replace(shape=spec.shape)  # without gaps, whatever the stride of what is read
-    drawn = new_local(spec, Law(Kind.NORMAL, 0.0, 1.0), given["generator"], tensors[0]._local_tensor.device)
+    drawn = new_local(spec, Distribution(Kind.NORMAL, 0.0, 1.0), given["generator"], tensors[0]._local_tensor.device)
     # Two steps: a fused one would round differently where the processor has it.
     return DTensor._wrap(drawn.mul_(std).add_(mean), spec)
 
@@ -271,10 +277,10 @@ def _normal_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 # ---- dropout --------------------------------------------------------------------------------------------------------
 
 
-def _mask(op: Any, x: Any, keep: float, generator: torch.Generator | None = None) -> tuple[torch.Tensor, Spec]:
+def _mask(op: Any, x: Any, keep: float, generator: torch.Generator | None = None) -> tuple[torch.Tensor, DTensorSpec]:
     need(op, 0 <= keep <= 1, f"dropout probability has to be between 0 and 1, but got {1 - keep}")
     spec = whole_values(x._spec).replace(shape=x.shape, dtype=torch.bool)
-    return new_local(spec, Law(Kind.BERNOULLI, keep, 0.0), generator, x._local_tensor.device), spec
+    return new_local(spec, Distribution(Kind.BERNOULLI, keep, 0.0), generator, x._local_tensor.device), spec
 
 
 @_handles(aten.native_dropout.default)
@@ -314,8 +320,8 @@ def _rrelu_with_noise(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         slopes = torch.where(local <= 0, slopes, torch.ones((), dtype=slopes.dtype, device=slopes.device))
         made = local * slopes
         noise = distributed(op, noise)
-        target: Spec = noise._spec
-        noise._local_tensor.copy_(transfer(spec, target.replace(dtype=spec.dtype)).run(slopes))
+        target: DTensorSpec = noise._spec
+        noise._local_tensor.copy_(plan_redistribute(spec, target.replace(dtype=spec.dtype)).run(slopes))
     else:
         made = torch.nn.functional.leaky_relu(local, (lower + upper) / 2)
     if written:

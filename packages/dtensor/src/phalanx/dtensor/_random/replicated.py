@@ -8,13 +8,13 @@ import torch
 from phalanx.core.random import Kind
 from phalanx.dtensor import _fallback
 from phalanx.dtensor._compile import is_traced
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor._random.common import empty_local, is_outside, key_for, new_local, read
 from phalanx.dtensor._random.distributions import need
-from phalanx.dtensor._random.fill import Law
+from phalanx.dtensor._random.fill import Distribution
 from phalanx.dtensor._random.state import draw_key
-from phalanx.dtensor._redistribute import transfer
+from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import Partial, Replicate, split_dim
 
@@ -38,7 +38,7 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     last = p.ndim - 1
     rows = [Replicate() if one.is_partial() or split_dim(one) == last else one for one in p._spec.placements]
     spec = p._spec.replace(placements=rows)
-    out = Spec(spec.mesh, rows, (*spec.shape[:-1], count), None, torch.int64)
+    out = DTensorSpec(spec.mesh, rows, (*spec.shape[:-1], count), None, torch.int64)
     local = read(p, spec)
     if is_outside(spec):
         key_for(spec.mesh, generator)
@@ -47,13 +47,15 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         _check_probabilities(op, p, local)
     if replacement:
         sums = local.double().cumsum(-1)
-        draws = new_local(out.replace(dtype=torch.float64), Law(Kind.UNIFORM, 0.0, 1.0), generator, local.device)
+        draws = new_local(
+            out.replace(dtype=torch.float64), Distribution(Kind.UNIFORM, 0.0, 1.0), generator, local.device
+        )
         # Below the last sum whatever the rounding: there is a category above it, and one that is not impossible.
         draws = torch.minimum(draws * sums[..., -1:], torch.nextafter(sums[..., -1:], torch.zeros_like(sums[..., -1:])))
         chosen = torch.searchsorted(sums.contiguous(), draws, right=True)
     else:
         flat = spec.replace(shape=spec.shape, dtype=torch.float64)
-        clocks = new_local(flat, Law(Kind.EXPONENTIAL, 1.0, 0.0), generator, local.device)
+        clocks = new_local(flat, Distribution(Kind.EXPONENTIAL, 1.0, 0.0), generator, local.device)
         chosen = (local.double() / clocks).topk(count, dim=-1).indices
     return DTensor._wrap(chosen, out)
 
@@ -61,9 +63,9 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _check_probabilities(op: Any, p: Any, local: torch.Tensor) -> None:
     """What torch checks, of the rows of all ranks, so that all raise."""
     sound = bool(((local >= 0) & local.isfinite()).all()) and bool((local.sum(-1) > 0).all())
-    spec: Spec = p._spec
-    verdict = Spec(spec.mesh, (Partial("min"),) * spec.mesh.ndim, (), (), torch.int32)
-    whole = transfer(verdict, _fallback.whole_spec(verdict)).run(
+    spec: DTensorSpec = p._spec
+    verdict = DTensorSpec(spec.mesh, (Partial("min"),) * spec.mesh.ndim, (), (), torch.int32)
+    whole = plan_redistribute(verdict, _fallback.whole_spec(verdict)).run(
         torch.tensor(int(sound), dtype=torch.int32, device=local.device)
     )
     need(op, bool(whole), "the probabilities must be finite and not negative, and no row may have a sum of 0")

@@ -19,18 +19,16 @@ Names follow torch.distributed.tensor._random of torch 2.13.
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor._dtensor_spec import Spec
-from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 
-__all__ = ["OffsetBasedRNGTracker", "is_rng_supported_mesh", "manual_seed"]
+__all__ = ["is_rng_supported_mesh", "manual_seed"]
 
 TAG: Final = "parallel-rng"
 _MASK: Final = (1 << 64) - 1
@@ -109,9 +107,9 @@ def agree(mesh: Mesh) -> None:
 
     Source: what OffsetBasedRNGTracker of torch does when it is made, there for all ranks at once.
     """
-    if token(mesh) in _agreed_tokens:
+    if mesh_id(mesh) in _agreed_tokens:
         return
-    _agreed_tokens.add(token(mesh))
+    _agreed_tokens.add(mesh_id(mesh))
     groups = _groups_to_agree(mesh)
     if groups:
         agree_among(groups, mesh.device_type, describe(mesh))
@@ -202,119 +200,7 @@ def manual_seed(seed: int, device_mesh: Mesh) -> None:
         _thread.seed = torch.default_generator.initial_seed()
     else:
         torch.manual_seed(seed)
-    _agreed_tokens.add(token(device_mesh))
+    _agreed_tokens.add(mesh_id(device_mesh))
     groups = _groups_to_agree(device_mesh)
     if groups:
         _mark_groups(groups)
-
-
-class OffsetBasedRNGTracker:
-    """The random state of a mesh, by tag, and a region for random kernels of one's own on local tensors.
-
-    For code that was written for torch's tracker. Ops on DTensors do not need it: their numbers do not depend on the
-    mesh. Within `_distribute_region`, ops on *local* tensors draw from a stream that ranks share if they have the same
-    shard and that differs between shards.
-
-    Args:
-        device_mesh: The mesh.
-        run_state_sync: Give every rank the state of the mesh's first rank. Collective then, if it was not done before.
-    """
-
-    __slots__ = ("_enabled", "_mesh")
-
-    def __init__(self, device_mesh: Mesh, run_state_sync: bool = True) -> None:
-        self._mesh = device_mesh
-        self._enabled = True
-        if run_state_sync:
-            agree(device_mesh)
-
-    @property
-    def distribute_region_enabled(self) -> bool:
-        """Whether `_distribute_region` does anything."""
-        return self._enabled
-
-    @distribute_region_enabled.setter
-    def distribute_region_enabled(self, value: bool) -> None:
-        self._enabled = value
-
-    # ---- states by tag -----------------------------------------------------------------------------------------------
-
-    @property
-    def rng_states(self) -> dict[str, torch.Tensor]:
-        """A copy of the state of each tag: uint8 tensors, as torch.get_rng_state gives them."""
-        return {TAG: generator_of(self._mesh).get_state()}
-
-    def rng_state_is_sync(self, name: str) -> bool:
-        """Whether there is a state of that tag."""
-        return name == TAG
-
-    def get_seed(self, name: str) -> int:
-        """The seed of a tag.
-
-        Raises:
-            RuntimeError: There is no such tag.
-        """
-        self._check(name)
-        return int(generator_of(self._mesh).initial_seed())
-
-    def set_seed(self, name: str, seed: int) -> None:
-        """Seed a tag; on every rank of the mesh alike.
-
-        Raises:
-            RuntimeError: There is no such tag.
-        """
-        self._check(name)
-        generator_of(self._mesh).manual_seed(seed)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The states by tag, for a checkpoint."""
-        return self.rng_states
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Go back to the states of a checkpoint; on every rank of the mesh alike.
-
-        Raises:
-            RuntimeError: There is no such tag, or none is given.
-        """
-        for name in state:
-            self._check(name)
-        if TAG not in state:
-            raise RuntimeError(f"the state of the random tracker has no tag {TAG!r}: load what state_dict() gave")
-        generator_of(self._mesh).set_state(state[TAG])
-
-    def _check(self, name: str) -> None:
-        if name != TAG:
-            raise RuntimeError(f"the random tracker has no state {name!r}: its only tag is {TAG!r}")
-
-    def _manual_seed(self, parallel_seed: int) -> None:
-        self.set_seed(TAG, parallel_seed)
-
-    # ---- regions -----------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def _distribute_region(self, spec: Spec, generator: torch.Generator | None = None) -> Iterator[None]:
-        """Within it, `generator` (by default torch's) gives this rank's shard of `spec` a stream of its own.
-
-        Afterwards it is one key further, on every rank alike. Ranks that are threads must give a generator.
-        """
-        if not self._enabled:
-            yield
-            return
-        source = torch.default_generator if generator is None else generator
-        key = draw_key(spec.mesh, generator)
-        after = source.get_state()
-        source.manual_seed(_mixed(key ^ _mixed(shard_number(spec))) - (1 << 63))
-        try:
-            yield
-        finally:
-            source.set_state(after)
-
-
-def shard_number(spec: Spec) -> int:
-    """A number that ranks have in common if they hold the same elements of a tensor."""
-    coordinate = coordinate_of(spec.mesh)
-    number = 0
-    for size, placement, index in zip(spec.mesh.shape, spec.placements, coordinate or (), strict=False):
-        if not placement.is_replicate() and not placement.is_partial():
-            number = number * size + index
-    return number

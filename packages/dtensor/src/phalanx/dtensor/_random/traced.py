@@ -1,7 +1,7 @@
 """Random ops in compiled functions: a key is a tensor there, drawn when the graph runs, and values are made of it.
 
     phalanx_dtensor::random_key(Tensor? after, str[] group_names, str device_type) -> Tensor
-    phalanx_dtensor::random_values(Tensor key, ...) -> Tensor          # this rank's elements: which, where, and the law
+    phalanx_dtensor::random_values(Tensor key, ...) -> Tensor  # elements of this rank: which, where, how
 
 A graph has one `random_key` where eager draws a key, in the same order: it counts as an effect, which compilers neither
 drop nor repeat, and takes the key before it, since Inductor swaps effects that nothing else ties. What backward needs
@@ -16,10 +16,10 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.random import Kind
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._layout import Runs
 from phalanx.dtensor._mesh import Mesh, coordinate_of
-from phalanx.dtensor._random.fill import Law, fill_runs
+from phalanx.dtensor._random.fill import Distribution, fill_runs
 from phalanx.dtensor._random.state import agree_among, generator_of_ranks, key_of
 from phalanx.dtensor._torch_compat import (
     graph_tracer,
@@ -74,22 +74,22 @@ def key(mesh: Mesh, generator: torch.Generator | None = None) -> torch.Tensor:
     return made
 
 
-def values(spec: Spec, law: Law, key: torch.Tensor, device: torch.device) -> torch.Tensor:
+def values(spec: DTensorSpec, distribution: Distribution, key: torch.Tensor, device: torch.device) -> torch.Tensor:
     """This rank's local tensor of a random tensor, in the graph that is being made. Not collective.
 
     Args:
         spec: What it is of; Partial counts as Replicate. This rank must be in its mesh.
-        law: What the elements are.
+        distribution: What the elements are.
         key: The key of the op.
         device: Where the local tensor is.
     """
     runs = spec.local_runs
     a: float
     b: float
-    if law.kind is None:
-        kind, a, b = _INTEGERS, int(law.a), _signed(int(law.b) - 1)
+    if distribution.kind is None:
+        kind, a, b = _INTEGERS, int(distribution.a), _signed(int(distribution.b) - 1)
     else:
-        kind, a, b = int(law.kind), float(law.a), float(law.b)
+        kind, a, b = int(distribution.kind), float(distribution.a), float(distribution.b)
     made: torch.Tensor = torch.ops.phalanx_dtensor.random_values(
         key,
         list(spec.shape),
@@ -156,8 +156,10 @@ def _values_kernel(
 ) -> torch.Tensor:
     local = _empty(lengths, counts, stride, dtype, device)
     if local.numel():
-        law = Law(None, a, int(b) % _WRAP + 1) if kind == _INTEGERS else Law(Kind(kind), a, b)
-        fill_runs(local, tuple(shape), _runs(starts, lengths, counts), law, int(key.item()) % _WRAP)
+        distribution = (
+            Distribution(None, a, int(b) % _WRAP + 1) if kind == _INTEGERS else Distribution(Kind(kind), a, b)
+        )
+        fill_runs(local, tuple(shape), _runs(starts, lengths, counts), distribution, int(key.item()) % _WRAP)
     return local
 
 

@@ -1,14 +1,14 @@
 """Redistribute: from the placements that a tensor has to those that it shall have, over one mesh or to another.
 
-    t = transfer(source, target)        # plans, and sends nothing; kept for the next call
-    print(t)                            # one line for each step: collective, mesh dim, bytes, estimate
-    local = t.run(local)                # collective
+    plan = plan_redistribute(source, target)    # sends nothing; kept for the next call
+    print(plan)                                 # one line for each step: collective, mesh dim, bytes, estimate
+    local = plan.run(local)                     # collective
 
-plan.py finds the cheapest steps, pieces.py what one rank does in each, execute.py runs it over phalanx.collectives,
-cross.py is for two meshes.
+`planner` finds the cheapest steps, `local_steps` says what one rank does in each, `comm` runs it over
+phalanx.collectives, `cross_mesh` is for two meshes, and `plan_cache` keeps the plans.
 """
 
-from phalanx.dtensor._redistribute.plan_cache import Transfer, move, transfer
+from phalanx.dtensor._redistribute.plan_cache import RedistributePlan, plan_redistribute
 from phalanx.dtensor._redistribute.planner import Step
 
-__all__ = ["Step", "Transfer", "move", "transfer"]
+__all__ = ["RedistributePlan", "Step", "plan_redistribute"]

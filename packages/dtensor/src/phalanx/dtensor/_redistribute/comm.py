@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import phalanx.collectives as pc
 from phalanx.core import MismatchError
 from phalanx.dtensor._graph_agreement import Sent, recorded, sent_over
-from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe
+from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of, describe
 from phalanx.dtensor._redistribute._torch_compat import ranks_of_mesh
 from phalanx.dtensor._redistribute.local_steps import Action, Call, Local
 from phalanx.dtensor._redistribute.planner import LOCAL, Step
@@ -39,8 +39,8 @@ def finished(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def ranks_of(mesh: Mesh) -> tuple[int, ...]:
-    """The global ranks of a mesh in the order of their coordinates; of a GridMesh, their numbers."""
-    if isinstance(mesh, GridMesh):
+    """The global ranks of a mesh in the order of their coordinates; of an AbstractMesh, their numbers."""
+    if isinstance(mesh, AbstractMesh):
         return tuple(range(mesh.size()))
     return ranks_of_mesh(mesh)
 
@@ -57,7 +57,7 @@ def order_of(mesh: Mesh, mesh_dim: int) -> tuple[int, ...]:
     """
     size = mesh.shape[mesh_dim]
     coordinate = coordinate_of(mesh)
-    if isinstance(mesh, GridMesh) or coordinate is None or size == 1:
+    if isinstance(mesh, AbstractMesh) or coordinate is None or size == 1:
         return tuple(range(size))
     of = dict(zip(product(*map(range, mesh.shape)), ranks_of_mesh(mesh), strict=True))
     row = [of[(*coordinate[:mesh_dim], at, *coordinate[mesh_dim + 1 :])] for at in range(size)]
@@ -75,7 +75,7 @@ def bind(call: Call, mesh: Mesh | None) -> Local:
         call: The call.
         mesh: The mesh whose mesh dims it names; None for an exchange among ranks of several meshes.
     """
-    if isinstance(mesh, GridMesh):
+    if isinstance(mesh, AbstractMesh):
         return _refusal(call, mesh)
     if call.name == "exchange":
         return _exchange(call, mesh)
@@ -97,7 +97,7 @@ def bind(call: Call, mesh: Mesh | None) -> Local:
 
 def _refusal(call: Call, mesh: Mesh) -> Local:
     text = (
-        f"redistribute: {call.name} over a GridMesh {describe(mesh)}, which has no ranks that could communicate: "
+        f"redistribute: {call.name} over an AbstractMesh {describe(mesh)}, which has no ranks that could communicate: "
         "make the tensor on a DeviceMesh, from torch.distributed.init_device_mesh"
     )
 

@@ -14,7 +14,7 @@ from torch.types import IntLikeType
 
 from phalanx.dtensor import _layout
 from phalanx.dtensor._graph_agreement import neutral
-from phalanx.dtensor._redistribute.planner import REPLICATE, Placed, Step, reduction_road, serves
+from phalanx.dtensor._redistribute.planner import REPLICATE, Placed, Step, reduction_path, serves
 from phalanx.dtensor._torch_compat import surely_divides
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Shard, split_dim
 
@@ -147,7 +147,7 @@ def _partial(op: str, first: bool) -> Action:
 
 
 def _all_reduce(op: str, place: Place, mesh_dim: int) -> Action:
-    road, dtype, ranks = reduction_road(op, place.dtype), place.dtype, place.mesh_shape[mesh_dim]
+    road, dtype, ranks = reduction_path(op, place.dtype), place.dtype, place.mesh_shape[mesh_dim]
     if road == "direct":
         return Action(None, Call("all_reduce", mesh_dim, op=op), None)
     if road == "float32":

@@ -1,13 +1,13 @@
-"""Transfers: a plan from one spec to another, ready to run on this rank."""
+"""Plans from one spec to another, ready to run on this rank, and the cache of them."""
 
 import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
 from phalanx.dtensor import _layout
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._graph_agreement import Sent
-from phalanx.dtensor._mesh import GridMesh, Mesh, coordinate_of, describe, token
+from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._redistribute.comm import Run, chain, order_of, outside, ranks_of, sent_of
 from phalanx.dtensor._redistribute.cross_mesh import Side, crossing, crossing_bytes
 from phalanx.dtensor._redistribute.local_steps import Action, Place, action, is_plain, units
@@ -16,13 +16,13 @@ from phalanx.dtensor._rules.cost import default_model
 from phalanx.dtensor._torch_compat import hint, surely_equal
 from phalanx.dtensor.placement_types import Partial, Shard, on_dim, split_dim
 
-# Transfers that are kept; when there are more, the older half goes.
+# Plans that are kept; when there are more, the older half goes.
 _MOST_KEPT = 4096
-_kept: dict[tuple[Spec, Spec], "Transfer"] = {}
+_kept: dict[tuple[DTensorSpec, DTensorSpec], "RedistributePlan"] = {}
 
 
-class Transfer:
-    """The way from one spec to another, as this rank goes it.
+class RedistributePlan:
+    """How this rank brings the local tensor of one spec to that of another.
 
     Attributes:
         source: What the local tensors are of.
@@ -39,7 +39,7 @@ class Transfer:
     __slots__ = ("bytes_moved", "cost_us", "run", "source", "steps", "target")
     run: Run
 
-    def __init__(self, source: Spec, target: Spec, steps: tuple[Step, ...], run: Run) -> None:
+    def __init__(self, source: DTensorSpec, target: DTensorSpec, steps: tuple[Step, ...], run: Run) -> None:
         self.source = source
         self.target = target
         self.steps = steps
@@ -51,10 +51,11 @@ class Transfer:
         return "\n".join(map(str, self.steps)) or "nothing to do"
 
     def __repr__(self) -> str:
-        return f"Transfer({self.source} -> {self.target}: {', '.join(s.collective for s in self.steps) or 'nothing'})"
+        steps = ", ".join(step.collective for step in self.steps)
+        return f"RedistributePlan({self.source} -> {self.target}: {steps or 'nothing'})"
 
 
-def transfer(source: Spec, target: Spec) -> Transfer:
+def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     """The cheapest way from one spec to another. Not collective; the same on every rank.
 
     Args:
@@ -62,7 +63,7 @@ def transfer(source: Spec, target: Spec) -> Transfer:
         target: What they shall become; of the same shape and dtype. Its mesh may be another one.
 
     Returns:
-        The transfer; it is kept for the next call.
+        The plan; it is kept for the next call.
 
     Raises:
         ValueError: Shapes or dtypes differ, or a Partial cannot be reduced.
@@ -71,28 +72,7 @@ def transfer(source: Spec, target: Spec) -> Transfer:
     return found if found is not None else _make(source, target)
 
 
-def move(local: torch.Tensor, source: Spec, target: Spec, async_op: bool = False) -> torch.Tensor:
-    """Bring the local tensor of one spec to that of another. Collective over their meshes.
-
-    Args:
-        local: The local tensor of `source`; not written into.
-        source: What it is of.
-        target: What it shall become.
-        async_op: Whether the result may be pending: see `Transfer`.
-
-    Returns:
-        The local tensor of `target`.
-
-    Raises:
-        ValueError: As for `transfer`.
-        RuntimeError: Something must be sent over a GridMesh.
-        PhalanxError: A collective failed.
-    """
-    found = _kept.get((source, target))
-    return (found if found is not None else _make(source, target)).run(local, async_op)
-
-
-def _make(source: Spec, target: Spec) -> Transfer:
+def _make(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     same_shape = source.ndim == target.ndim and all(map(surely_equal, source.shape, target.shape))
     if not same_shape or source.dtype != target.dtype:
         raise ValueError(
@@ -108,7 +88,7 @@ def _make(source: Spec, target: Spec) -> Transfer:
             run = _in_memory_order(source, target, order)
         else:
             run = _runner(source, steps)
-        made = Transfer(source, target, steps, run)
+        made = RedistributePlan(source, target, steps, run)
     else:
         made = _across(source, target)
     if len(_kept) >= _MOST_KEPT:
@@ -117,8 +97,8 @@ def _make(source: Spec, target: Spec) -> Transfer:
     return _kept.setdefault((source, target), made)
 
 
-def _in_memory_order(source: Spec, target: Spec, order: list[int]) -> Run:
-    """The transfer of a tensor whose dims lie in another order in memory: what arrives lies as its spec says.
+def _in_memory_order(source: DTensorSpec, target: DTensorSpec, order: list[int]) -> Run:
+    """The plan for a tensor whose dims lie in another order in memory: what arrives lies as its spec says.
 
     Args:
         source, target: What it is of.
@@ -126,13 +106,13 @@ def _in_memory_order(source: Spec, target: Spec, order: list[int]) -> Run:
     """
     place = {dim: number for number, dim in enumerate(order)}
 
-    def turned(spec: Spec) -> Spec:
+    def turned(spec: DTensorSpec) -> DTensorSpec:
         placements = tuple(
             one if dim is None else on_dim(one, place[dim]) for one in spec.placements for dim in (split_dim(one),)
         )
-        return Spec(spec.mesh, placements, torch.Size([spec.shape[dim] for dim in order]), None, spec.dtype)
+        return DTensorSpec(spec.mesh, placements, torch.Size([spec.shape[dim] for dim in order]), None, spec.dtype)
 
-    inner = transfer(turned(source), turned(target)).run
+    inner = plan_redistribute(turned(source), turned(target)).run
     back = [place[dim] for dim in range(source.ndim)]
 
     def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
@@ -143,29 +123,29 @@ def _in_memory_order(source: Spec, target: Spec, order: list[int]) -> Run:
     return run
 
 
-def _make_symbolic(source: Spec, target: Spec) -> Transfer:
-    """A transfer in a graph with dynamic sizes: for all sizes where no symbol is cut unevenly, else for those of now.
+def _make_symbolic(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
+    """A plan in a graph with dynamic sizes: for all sizes where no symbol is cut unevenly, else for those of now.
 
     The steps are those that are cheapest for the sizes that the graph was traced with.
     """
     if _on_one_mesh(source, target):
         steps = _planner(source).plan(source.placements, target.placements)
         if all(_scales(source, step) for step in steps):
-            return Transfer(source, target, steps, _runner(source, steps))
+            return RedistributePlan(source, target, steps, _runner(source, steps))
     # What int() gives becomes a guard.
     fixed = [
         spec.replace(shape=tuple(map(int, spec.shape)), stride=tuple(map(int, spec.stride)))
         for spec in (source, target)
     ]
-    made = transfer(*fixed)
-    return Transfer(source, target, made.steps, made.run)
+    made = plan_redistribute(*fixed)
+    return RedistributePlan(source, target, made.steps, made.run)
 
 
-def _on_one_mesh(source: Spec, target: Spec) -> bool:
-    return source.mesh is target.mesh or token(source.mesh) == token(target.mesh)
+def _on_one_mesh(source: DTensorSpec, target: DTensorSpec) -> bool:
+    return source.mesh is target.mesh or mesh_id(source.mesh) == mesh_id(target.mesh)
 
 
-def _scales(spec: Spec, step: Step) -> bool:
+def _scales(spec: DTensorSpec, step: Step) -> bool:
     """Whether a step is the same whatever the sizes are that are symbols."""
     mesh, coordinate = spec.mesh, coordinate_of(spec.mesh)
     if coordinate is None or step.collective in ("all_reduce", "partial"):
@@ -197,18 +177,18 @@ def _scales(spec: Spec, step: Step) -> bool:
     return units(spec.shape, mesh.shape, step.source, step.target) is not None  # then it is done as an exchange
 
 
-def _planner(spec: Spec) -> Planner:
+def _planner(spec: DTensorSpec) -> Planner:
     sizes = tuple(map(hint, spec.shape))
     return Planner(sizes, spec.dtype, spec.mesh.shape, default_model(spec.mesh.shape))
 
 
-def _runner(spec: Spec, steps: tuple[Step, ...]) -> Run:
+def _runner(spec: DTensorSpec, steps: tuple[Step, ...]) -> Run:
     if coordinate_of(spec.mesh) is None:
         return outside
     return chain(_actions(spec, steps), sent_of(spec.mesh, steps))
 
 
-def _actions(spec: Spec, steps: tuple[Step, ...]) -> list[tuple[Action, Mesh | None]]:
+def _actions(spec: DTensorSpec, steps: tuple[Step, ...]) -> list[tuple[Action, Mesh | None]]:
     """What this rank does in steps on the mesh of a spec."""
     mesh, coordinate = spec.mesh, coordinate_of(spec.mesh)
     if coordinate is None or not steps:
@@ -224,12 +204,12 @@ def _actions(spec: Spec, steps: tuple[Step, ...]) -> list[tuple[Action, Mesh | N
 # ---- to another mesh -------------------------------------------------------------------------------------------------
 
 
-def _across(source: Spec, target: Spec) -> Transfer:
+def _across(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     for mesh in (source.mesh, target.mesh):
-        if isinstance(mesh, GridMesh):
+        if isinstance(mesh, AbstractMesh):
             raise ValueError(
-                f"redistribute: from mesh {describe(source.mesh)} to mesh {describe(target.mesh)}: a GridMesh has no "
-                "ranks, so nothing can be sent to or from it: give both tensors a DeviceMesh"
+                f"redistribute: from mesh {describe(source.mesh)} to mesh {describe(target.mesh)}: an AbstractMesh has "
+                "no ranks, so nothing can be sent to or from it: give both tensors a DeviceMesh"
             )
     given = source.replace([REPLICATE if type(one) is Partial else one for one in source.placements])
     wanted = target.replace([REPLICATE if type(one) is Partial else one for one in target.placements])
@@ -249,7 +229,7 @@ def _across(source: Spec, target: Spec) -> Transfer:
     actions += _actions(target, last)
     shown = *sent_of(source.mesh, first), Sent("move between meshes", (), "cpu"), *sent_of(target.mesh, last)
     run = chain(actions, shown) if me in ranks else _bystander(len(ranks))
-    return Transfer(source, target, (*first, middle, *last), run)
+    return RedistributePlan(source, target, (*first, middle, *last), run)
 
 
 def _bystander(ranks: int) -> Run:

@@ -75,7 +75,7 @@ class Step:
 # ---- reductions ------------------------------------------------------------------------------------------------------
 
 
-def reduction_road(op: str, dtype: torch.dtype) -> str:
+def reduction_path(op: str, dtype: torch.dtype) -> str:
     """How a reduction of a dtype is done.
 
     Returns:
@@ -212,7 +212,7 @@ class Planner:
         elif type(source) is Partial:
             if not _may_reduce(placed, mesh_dim):
                 return None
-            road = reduction_road(source.reduce_op, self.dtype)
+            road = reduction_path(source.reduce_op, self.dtype)
             if new is None:
                 collective = "all_reduce"
                 sent *= {"direct": 2.0, "gather": float(ranks), "float32": 8.0}[road]

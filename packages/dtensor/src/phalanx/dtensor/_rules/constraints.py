@@ -46,7 +46,7 @@ def _parts(size: int, ways: Sequence[int]) -> list[int]:
     return parts
 
 
-class Facts:
+class OpSizes:
     """Sizes and dtypes of one call, in the terms of its rule.
 
     Args:
@@ -98,7 +98,7 @@ class SameSize:
 
     at: tuple[Where, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         sizes = [facts.shapes[tensor][dim] for tensor, dim in self.at]
         return all(one == sizes[0] for one in sizes)
 
@@ -110,7 +110,7 @@ class Broadcast:
     ones: tuple[Where, ...]
     cut: tuple[Where, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         if any(facts.shapes[tensor][dim] != 1 for tensor, dim in self.ones):
             return False
         return all(facts.shapes[tensor][dim] != 1 for tensor, dim in self.cut)
@@ -122,7 +122,7 @@ class AllOne:
 
     factors: tuple[str, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         return all(facts.knows(one) and facts.size(one) == 1 for one in self.factors)
 
 
@@ -133,7 +133,7 @@ class Aligned:
     factor: str
     inner: tuple[str, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         if not all(map(facts.knows, (self.factor, *self.inner))):
             return False
         inner = prod(map(facts.size, self.inner))
@@ -150,7 +150,7 @@ class NotEmpty:
 
     factor: str
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         return facts.size(self.factor) != 0
 
 
@@ -160,7 +160,7 @@ class EachHas:
 
     factor: str
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         return 0 not in _parts(facts.size(self.factor), ways)
 
 
@@ -170,7 +170,7 @@ class Even:
 
     at: tuple[Where, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         sizes = [facts.shapes[tensor][dim] for tensor, dim in self.at]
         return all(size != 0 and size % prod(ways) == 0 for size in sizes)
 
@@ -181,7 +181,7 @@ class Summable:
 
     inputs: tuple[int, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         return all(facts.dtypes[one] != torch.bool for one in self.inputs)
 
 
@@ -191,7 +191,7 @@ class Linear:
 
     inputs: tuple[int, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         return all(_is_inexact(facts.dtypes[one]) or facts.dtypes[one] in _WIDE for one in self.inputs)
 
 
@@ -201,7 +201,7 @@ class Ordered:
 
     inputs: tuple[int, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         right = (torch.bool, *_WIDE)
         return all(facts.dtypes[one].is_floating_point or facts.dtypes[one] in right for one in self.inputs)
 
@@ -212,7 +212,7 @@ class Comparable:
 
     inputs: tuple[int, ...]
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         return not any(facts.dtypes[one].is_complex for one in self.inputs)
 
 

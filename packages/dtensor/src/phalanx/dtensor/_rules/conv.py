@@ -4,7 +4,7 @@ Cut in space an op needs its neighbours' borders: that is an algorithm, not a ru
 tensors: most factors are cut only where every rank gets a part.
 """
 
-from phalanx.dtensor._rules.registry import Call, RuleFunction, Written, put, rule
+from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_rules, rule
 
 
 def _space(name: str, count: int) -> str:
@@ -21,7 +21,7 @@ def _weight(call: Call, weight: int, transposed: int, groups: int) -> tuple[str,
 
 
 @rule("aten.convolution.default")
-def _convolution(call: Call) -> Written:
+def _convolution(call: Call) -> RuleSpec:
     # (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
     count = call[1].ndim - 2
     if call[0].ndim != count + 2:
@@ -35,7 +35,7 @@ def _convolution(call: Call) -> Written:
 
 
 @rule("aten.convolution_backward.default")
-def _convolution_backward(call: Call) -> Written:
+def _convolution_backward(call: Call) -> RuleSpec:
     # (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
     #  output_mask)
     count = call[2].ndim - 2
@@ -74,7 +74,7 @@ def _forward(count: int, outputs: int = 1, passes: str = " ; lin 0") -> RuleFunc
 def _backward(count: int, size: int | None = None) -> RuleFunction:
     """(grad_output, self, ..., [indices]); with `size`, that argument is the shape of self instead."""
 
-    def write(call: Call) -> Written:
+    def write(call: Call) -> RuleSpec:
         small, large = f"... {_space('t', count)}", f"... {_space('s', count)}"
         inputs = [small] + ([large] if size is None else []) + [small] * (len(call.tensors) - 2)
         tail = "" if size is None else f" ; size {size}"
@@ -84,7 +84,7 @@ def _backward(count: int, size: int | None = None) -> RuleFunction:
 
 
 for _count in (2, 3):
-    put(
+    register_rules(
         {
             f"aten.avg_pool{_count}d.default": _forward(_count),
             f"aten.avg_pool{_count}d_backward.default": _backward(_count),
@@ -98,14 +98,14 @@ for _count in (2, 3):
     )
 for _count in (1, 2, 3):
     for _kind in ("reflection", "replication"):
-        put(
+        register_rules(
             {
                 f"aten.{_kind}_pad{_count}d.default": _forward(_count, passes=" ; pass 0"),
                 f"aten.{_kind}_pad{_count}d_backward.default": _backward(_count),
             }
         )
     for _kind in ("upsample_nearest", "_upsample_nearest_exact"):
-        put(
+        register_rules(
             {
                 f"aten.{_kind}{_count}d.default": _forward(_count),
                 f"aten.{_kind}{_count}d_backward.default": _backward(_count, 2),
@@ -119,12 +119,12 @@ for _kind, _count in (
     ("_upsample_bicubic2d_aa", 2),
     ("upsample_trilinear3d", 3),
 ):
-    put({f"aten.{_kind}.default": _forward(_count), f"aten.{_kind}_backward.default": _backward(_count, 2)})
+    register_rules({f"aten.{_kind}.default": _forward(_count), f"aten.{_kind}_backward.default": _backward(_count, 2)})
 
 
 # ---- resampling and moving between channels and space ---------------------------------------------------------------
 
-put(
+register_rules(
     {
         "aten.grid_sampler_2d.default": "n c h! w!, n p q t! -> n c p q ; lin 0 ; full n c p q",
         "aten.grid_sampler_3d.default": "n c d! h! w!, n o p q t! -> n c o p q ; lin 0 ; full n c o p q",
@@ -135,28 +135,28 @@ put(
 
 
 @rule("aten.pixel_shuffle.default")
-def _pixel_shuffle(call: Call) -> Written:
+def _pixel_shuffle(call: Call) -> RuleSpec:
     factor, shape = call[1], call.tensors[0].shape
     sizes = {"c": shape[-3] // factor**2, "p": factor, "q": factor}
     return "... (c p! q!) h w -> ... c (h p) (w q) ; pass 0 ; full ... c h w", sizes
 
 
 @rule("aten.pixel_unshuffle.default")
-def _pixel_unshuffle(call: Call) -> Written:
+def _pixel_unshuffle(call: Call) -> RuleSpec:
     factor, shape = call[1], call.tensors[0].shape
     sizes = {"h": shape[-2] // factor, "w": shape[-1] // factor, "p": factor, "q": factor}
     return "... c (h p!) (w q!) -> ... (c p q) h w ; pass 0 ; full ... c h w", sizes
 
 
 @rule("aten.glu.default")
-def _glu(call: Call) -> Written:
+def _glu(call: Call) -> RuleSpec:
     rank, dim = call.tensors[0].ndim, call.dim(1)
     words = [f"d{index}" for index in range(rank)]
     return f"{' '.join([*words[:dim], 'i!', *words[dim + 1 :]])} -> {' '.join([*words[:dim], 'o!', *words[dim + 1 :]])}"
 
 
 @rule("aten.glu_backward.default")
-def _glu_backward(call: Call) -> Written:
+def _glu_backward(call: Call) -> RuleSpec:
     # (grad_output, self, dim)
     rank, dim = call.tensors[1].ndim, call.dim(2, 1)
     words = [f"d{index}" for index in range(rank)]

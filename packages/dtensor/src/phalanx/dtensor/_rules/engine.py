@@ -18,9 +18,9 @@ from phalanx.dtensor._rules.constraints import (
     Condition,
     EachHas,
     ExpandedDims,
-    Facts,
     Linear,
     NotEmpty,
+    OpSizes,
     Ordered,
     SameSize,
     Summable,
@@ -58,9 +58,9 @@ class Strategy:
     scale: tuple[int, ...] = ()
     fill: str | None = None
 
-    def holds(self, facts: Facts, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
         """Whether the conditions hold where the mesh dims of sizes `ways`, this one last, cut the factor."""
-        return all(one.holds(facts, ways) for one in self.conditions)
+        return all(one.is_satisfied(facts, ways) for one in self.conditions)
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ def derive(text: str, ranks: tuple[int, ...]) -> Expanded:
 # ---- several mesh dims ----------------------------------------------------------------------------------------------
 
 
-def combine(strategies: Sequence[Strategy], facts: Facts, mesh_shape: Sequence[int]) -> bool:
+def combine(strategies: Sequence[Strategy], facts: OpSizes, mesh_shape: Sequence[int]) -> bool:
     """Whether the strategies, one for each mesh dim, are right together for these sizes.
 
     Args:
@@ -258,7 +258,7 @@ def combine(strategies: Sequence[Strategy], facts: Facts, mesh_shape: Sequence[i
         if strategy.factor is not None:
             own = ways.setdefault(strategy.factor, [])
             own.append(count)
-        if not strategy.holds(facts, own):
+        if not strategy.is_satisfied(facts, own):
             return False
     if len(strategies) == 1:
         return True

@@ -2,12 +2,12 @@
 
 import torch
 
-from phalanx.dtensor._rules.registry import Call, Written, rule
+from phalanx.dtensor._rules.registry import Call, RuleSpec, rule
 from phalanx.dtensor._rules.rule_builder import dims, tied
 
 
 @rule("aten.index_select.default")
-def _index_select(call: Call) -> Written:
+def _index_select(call: Call) -> RuleSpec:
     rank, dim = call.tensors[0].ndim, call.dim(1)
     if not rank:
         return None
@@ -17,7 +17,7 @@ def _index_select(call: Call) -> Written:
 
 
 @rule("aten.gather.default")
-def _gather(call: Call) -> Written:
+def _gather(call: Call) -> RuleSpec:
     rank, dim = call.tensors[0].ndim, call.dim(1)
     if call.tensors[1].ndim != rank or not rank:
         return None
@@ -36,7 +36,7 @@ def _scattered(call: Call, sources: int) -> tuple[int, str, str] | None:
 
 
 @rule("aten.scatter.src")
-def _scatter(call: Call) -> Written:
+def _scatter(call: Call) -> RuleSpec:
     found = _scattered(call, 1)
     if found is None:
         return None
@@ -46,7 +46,7 @@ def _scatter(call: Call) -> Written:
 
 
 @rule("aten.scatter.value")
-def _scatter_value(call: Call) -> Written:
+def _scatter_value(call: Call) -> RuleSpec:
     found = _scattered(call, 0)
     if found is None:
         return None
@@ -56,7 +56,7 @@ def _scatter_value(call: Call) -> Written:
 
 
 @rule("aten.scatter_add.default")
-def _scatter_add(call: Call) -> Written:
+def _scatter_add(call: Call) -> RuleSpec:
     found = _scattered(call, 1)
     if found is None:
         return None
@@ -65,7 +65,7 @@ def _scatter_add(call: Call) -> Written:
 
 
 @rule("aten.scatter_reduce.two")
-def _scatter_reduce(call: Call) -> Written:
+def _scatter_reduce(call: Call) -> RuleSpec:
     found = _scattered(call, 1)
     if found is None:
         return None
@@ -83,7 +83,7 @@ def _along(call: Call) -> tuple[int, int] | None:
 
 
 @rule("aten.index_add.default")
-def _index_add(call: Call) -> Written:
+def _index_add(call: Call) -> RuleSpec:
     found = _along(call)
     if found is None:
         return None
@@ -93,7 +93,7 @@ def _index_add(call: Call) -> Written:
 
 
 @rule("aten.index_copy.default")
-def _index_copy(call: Call) -> Written:
+def _index_copy(call: Call) -> RuleSpec:
     found = _along(call)
     if found is None:
         return None
@@ -103,7 +103,7 @@ def _index_copy(call: Call) -> Written:
 
 
 @rule("aten.index_fill.int_Scalar")
-def _index_fill(call: Call) -> Written:
+def _index_fill(call: Call) -> RuleSpec:
     rank, dim = call.tensors[0].ndim, call.dim(1)
     if not rank or call.tensors[1].ndim != 1:
         return None
@@ -112,12 +112,12 @@ def _index_fill(call: Call) -> Written:
 
 
 @rule("aten.take.default")
-def _take(call: Call) -> Written:
+def _take(call: Call) -> RuleSpec:
     return "*, ... -> ... ; pass 0"
 
 
 @rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
-def _index(call: Call) -> Written:
+def _index(call: Call) -> RuleSpec:
     rank, indices = call.tensors[0].ndim, call[1]
     used = [index for index, one in enumerate(indices) if one is not None]
     if not used or any(indices[one].dtype in (torch.bool, torch.uint8) for one in used):
@@ -133,12 +133,12 @@ def _index(call: Call) -> Written:
 
 
 @rule("aten.embedding.default")
-def _embedding(call: Call) -> Written:
+def _embedding(call: Call) -> RuleSpec:
     return "v! e, ... -> ... e ; pass 0"
 
 
 @rule("aten.embedding_dense_backward.default")
-def _embedding_backward(call: Call) -> Written:
+def _embedding_backward(call: Call) -> RuleSpec:
     # (grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
     if call[4]:  # how often an index occurs is known only where all of them are
         batch = " ".join(f"i{index}!" for index in range(call.tensors[1].ndim))
@@ -147,7 +147,7 @@ def _embedding_backward(call: Call) -> Written:
 
 
 @rule("aten.index_put.default", "aten._unsafe_index_put.default")
-def _index_put(call: Call) -> Written:
+def _index_put(call: Call) -> RuleSpec:
     # (self, indices, values, accumulate)
     rank, indices, values = call.tensors[0].ndim, call[1], call[2]
     used = [index for index, one in enumerate(indices) if one is not None]
@@ -166,12 +166,12 @@ def _index_put(call: Call) -> Written:
 
 
 @rule("aten.bucketize.Tensor")
-def _bucketize(call: Call) -> Written:
+def _bucketize(call: Call) -> RuleSpec:
     return "..., * -> ..."
 
 
 @rule("aten.searchsorted.Tensor")
-def _searchsorted(call: Call) -> Written:
+def _searchsorted(call: Call) -> RuleSpec:
     # (sorted_sequence, self, out_int32, right, side, sorter)
     sorter = call[5] is not None
     if call[0].ndim == 1:
@@ -181,12 +181,12 @@ def _searchsorted(call: Call) -> Written:
 
 
 @rule("aten.isin.Tensor_Tensor")
-def _isin(call: Call) -> Written:
+def _isin(call: Call) -> RuleSpec:
     return "..., * -> ..."
 
 
 @rule("aten.new_zeros.default", "aten.new_ones.default", "aten.new_full.default", "aten.new_empty.default")
-def _new(call: Call) -> Written:
+def _new(call: Call) -> RuleSpec:
     # (self, size, ...): of self's own shape it is cut as self is; of another, whole.
     if list(call.tensors[0].shape) == list(call[1]):
         return "... -> ... ; drop 0 ; size 1"

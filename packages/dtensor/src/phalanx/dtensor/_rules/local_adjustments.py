@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._rules.constraints import Facts, nested_chunk
+from phalanx.dtensor._rules.constraints import OpSizes, nested_chunk
 from phalanx.dtensor._rules.engine import Strategy
 from phalanx.dtensor._rules.parser import Rule
 from phalanx.dtensor._torch_compat import surely_equal
@@ -94,7 +94,7 @@ def results_of(op: Any, args: Sequence[Any], result: Any) -> list[torch.Tensor]:
 def local_work(
     rule: Rule,
     strategies: Sequence[Strategy],
-    facts: Facts,
+    facts: OpSizes,
     output_shapes: Sequence[Sequence[int]],
     mesh_shape: Sequence[int],
     coordinate: Sequence[int],

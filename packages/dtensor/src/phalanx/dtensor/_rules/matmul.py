@@ -2,10 +2,10 @@
 
 import torch
 
-from phalanx.dtensor._rules.registry import Call, RuleFunction, Written, put, rule
+from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_rules, rule
 from phalanx.dtensor._rules.rule_builder import tied
 
-put(
+register_rules(
     {
         "aten.mm.default": "m k, k n -> m n ; k:sum ; lin 0|1",
         "aten.bmm.default": "b m k, b k n -> b m n ; k:sum ; lin 0|1",
@@ -21,7 +21,7 @@ def _biased(left: str, right: str, out: str, summed: str) -> RuleFunction:
     """beta * self + alpha * left @ right: (self, left, right, beta, alpha)."""
     names = out.split()
 
-    def write(call: Call) -> Written:
+    def write(call: Call) -> RuleSpec:
         bias = tied(call.tensors[0].shape, names)
         text = f"{bias}, {left}, {right} -> {out}"
         if not (_is_inexact(call.tensors[0].dtype) or (float(call[3]).is_integer() and float(call[4]).is_integer())):
@@ -40,7 +40,7 @@ def _is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-put(
+register_rules(
     {
         "aten.addmm.default": _biased("m k", "k n", "m n", "k"),
         "aten.baddbmm.default": _biased("b m k", "b k n", "b m n", "k"),
@@ -52,7 +52,7 @@ put(
 
 
 @rule("aten.linear.default")
-def _linear(call: Call) -> Written:
+def _linear(call: Call) -> RuleSpec:
     weight = "n k" if call.tensors[1].ndim == 2 else "k"
     right = "... n" if call.tensors[1].ndim == 2 else "..."
     if len(call.tensors) == 2:

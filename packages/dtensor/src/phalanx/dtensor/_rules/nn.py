@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 
-from phalanx.dtensor._rules.registry import Call, Meta, RuleFunction, Written, put, rule
+from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleFunction, RuleSpec, register_rules, rule
 from phalanx.dtensor._rules.rule_builder import same_dims, tied
 
 _MEAN, _SUM = 1, 2  # torch's codes of the reduction of a loss; 0 is none
 
 
 def _softmax(inputs: int, dim: int, passes: str) -> RuleFunction:
-    def write(call: Call) -> Written:
+    def write(call: Call) -> RuleSpec:
         return same_dims(call.tensors[0].ndim, {call.dim(dim)}, inputs) + passes
 
     return write
 
 
-put(
+register_rules(
     {
         "aten._safe_softmax.default": _softmax(1, 1, ""),
         "aten._softmax.default": _softmax(1, 1, ""),
@@ -37,21 +37,21 @@ def _normalized(call: Call, shape: int) -> tuple[str, str]:
 
 
 @rule("aten.native_layer_norm.default")
-def _layer_norm(call: Call) -> Written:
+def _layer_norm(call: Call) -> RuleSpec:
     inner, ones = _normalized(call, 1)
     inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
     return f"{inputs} -> ... {inner}, ... {ones}, ... {ones}"
 
 
 @rule("aten._fused_rms_norm.default")
-def _rms_norm(call: Call) -> Written:
+def _rms_norm(call: Call) -> RuleSpec:
     inner, ones = _normalized(call, 1)
     inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
     return f"{inputs} -> ... {inner}, ... {ones}"
 
 
 @rule("aten.native_layer_norm_backward.default")
-def _layer_norm_backward(call: Call) -> Written:
+def _layer_norm_backward(call: Call) -> RuleSpec:
     # (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
     inner, ones = _normalized(call, 2)
     weights = [inner] * (len(call.tensors) - 4)
@@ -60,7 +60,7 @@ def _layer_norm_backward(call: Call) -> Written:
 
 
 @rule("aten._fused_rms_norm_backward.default")
-def _rms_norm_backward(call: Call) -> Written:
+def _rms_norm_backward(call: Call) -> RuleSpec:
     # (grad_out, input, normalized_shape, rstd, weight, output_mask)
     inner, ones = _normalized(call, 2)
     weights = [inner] * (len(call.tensors) - 3)
@@ -75,7 +75,7 @@ def _masked(outputs: Sequence[str], mask: Sequence[bool], reduction: str) -> str
 
 
 @rule("aten.native_group_norm.default")
-def _group_norm(call: Call) -> Written:
+def _group_norm(call: Call) -> RuleSpec:
     # (input, weight, bias, N, C, HxW, group, eps)
     inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
     weights = ["c"] * (len(call.tensors) - 1)
@@ -83,7 +83,7 @@ def _group_norm(call: Call) -> Written:
 
 
 @rule("aten.native_group_norm_backward.default")
-def _group_norm_backward(call: Call) -> Written:
+def _group_norm_backward(call: Call) -> RuleSpec:
     # (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
     inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
     weights = ["c!"] * (len(call.tensors) - 4)
@@ -92,7 +92,7 @@ def _group_norm_backward(call: Call) -> Written:
 
 
 @rule("aten.native_batch_norm.default")
-def _batch_norm(call: Call) -> Written:
+def _batch_norm(call: Call) -> RuleSpec:
     # (input, weight, bias, running_mean, running_var, training, momentum, eps); in training it writes the running ones.
     if call[5]:
         inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
@@ -109,7 +109,7 @@ def _batch_norm(call: Call) -> Written:
 def _loss(reduction: int) -> RuleFunction:
     """(self, target, [weight], reduction at argument `reduction`)."""
 
-    def write(call: Call) -> Written:
+    def write(call: Call) -> RuleSpec:
         inputs = ", ".join(["..."] * len(call.tensors))
         if call[reduction] == _MEAN:
             return f"{inputs} -> ; ...:mean"
@@ -121,7 +121,7 @@ def _loss(reduction: int) -> RuleFunction:
 def _loss_backward(reduction: int) -> RuleFunction:
     """(grad_output, self, target, [weight], reduction at argument `reduction`)."""
 
-    def write(call: Call) -> Written:
+    def write(call: Call) -> RuleSpec:
         # A mean's gradient divides by the elements that it sees: a rank sees its share of them.
         scale = " ; scale ..." if call[reduction] == _MEAN else ""
         inputs = ", ".join(["..."] * len(call.tensors))
@@ -130,7 +130,7 @@ def _loss_backward(reduction: int) -> RuleFunction:
     return write
 
 
-put(
+register_rules(
     {
         "aten.mse_loss.default": _loss(2),
         "aten.smooth_l1_loss.default": _loss(2),
@@ -160,7 +160,7 @@ def _class_dims(call: Call, tensor: int) -> tuple[str, str] | None:
 
 
 @rule("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
-def _nll_loss(call: Call) -> Written:
+def _nll_loss(call: Call) -> RuleSpec:
     # (self, target, weight, reduction, ignore_index) -> (output, total_weight)
     found = _class_dims(call, 0)
     if found is None:
@@ -178,7 +178,7 @@ def _nll_loss(call: Call) -> Written:
 
 
 @rule("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
-def _nll_loss_backward(call: Call) -> Written:
+def _nll_loss_backward(call: Call) -> RuleSpec:
     # (grad_output, self, target, weight, reduction, ignore_index, total_weight): the total is that of all ranks.
     found = _class_dims(call, 1)
     if found is None:
@@ -190,7 +190,7 @@ def _nll_loss_backward(call: Call) -> Written:
 
 
 @rule("aten.multi_margin_loss.default")
-def _multi_margin(call: Call) -> Written:
+def _multi_margin(call: Call) -> RuleSpec:
     # (self, target, p, margin, weight, reduction)
     if call[0].ndim != 2:
         return None
@@ -202,14 +202,14 @@ def _multi_margin(call: Call) -> Written:
 # ---- attention ------------------------------------------------------------------------------------------------------
 
 
-def _attention_mask(mask: Meta | None, queries: str) -> str:
+def _attention_mask(mask: ArgMeta | None, queries: str) -> str:
     if mask is None:
         return ""
     return ", " + tied(mask.shape, ("b", "h", queries, "t!"))
 
 
 @rule("aten._scaled_dot_product_flash_attention_for_cpu.default")
-def _attention(call: Call) -> Written:
+def _attention(call: Call) -> RuleSpec:
     # (query, key, value, dropout_p, is_causal, attn_mask, scale) -> (output, logsumexp)
     if call[3] != 0:
         return None
@@ -220,7 +220,7 @@ def _attention(call: Call) -> Written:
 
 
 @rule("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
-def _attention_backward(call: Call) -> Written:
+def _attention_backward(call: Call) -> RuleSpec:
     # (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale)
     if call[6] != 0:
         return None

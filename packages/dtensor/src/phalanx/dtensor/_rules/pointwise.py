@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._rules.registry import Call, RuleFunction, Written, put, put_default
+from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_default_rule, register_rules
 
 # Which Partials pass, by the name of the op without namespace and overload.
 _LINEAR = {
@@ -77,7 +77,7 @@ def elementwise(call: Call, passes: str = "") -> str:
 
 
 def _written(passes: str) -> RuleFunction:
-    def write(call: Call) -> Written:
+    def write(call: Call) -> RuleSpec:
         return elementwise(call, passes) if call.tensors else None
 
     return write
@@ -87,7 +87,7 @@ def _written(passes: str) -> RuleFunction:
 _FUNCTIONS = {passes: _written(passes) for passes in {"", *_PASSES.values()}}
 
 
-def _division(call: Call) -> Written:
+def _division(call: Call) -> RuleSpec:
     # Rounded, a quotient is not linear; div.Tensor_mode has the mode as argument 2.
     rounded = len(call.args) > 2 and call[2] is not None
     return elementwise(call, "" if rounded else "lin 0")
@@ -100,7 +100,7 @@ def _sum(order: str) -> RuleFunction:
     may have an inf beside it.
     """
 
-    def write(call: Call) -> Written:
+    def write(call: Call) -> RuleSpec:
         number = isinstance(call[1], (int, float)) and math.isfinite(call[1])
         if order == "down" and call[2] < 0:
             number = False  # rsub: alpha is the factor of self
@@ -112,17 +112,17 @@ def _sum(order: str) -> RuleFunction:
 def _of_bools(passes: str) -> RuleFunction:
     """Logical ops: of other dtypes a maximum is 0 where a term, below it, is not."""
 
-    def write(call: Call) -> Written:
+    def write(call: Call) -> RuleSpec:
         return elementwise(call, passes if all(one.dtype == torch.bool for one in call.tensors) else "")
 
     return write
 
 
-def _leaky_relu(call: Call) -> Written:
+def _leaky_relu(call: Call) -> RuleSpec:
     return elementwise(call, "up 0" if call[1] >= 0 else "")
 
 
-def _masked_fill(call: Call) -> Written:
+def _masked_fill(call: Call) -> RuleSpec:
     # Zeros may be filled into every term of a sum; other values may not.
     zero = not hasattr(call[2], "shape") and call[2] == 0
     return elementwise(call, "lin 0 ; up 0" if zero else "up 0")
@@ -189,10 +189,10 @@ def tagged_pointwise(op: Any) -> RuleFunction | None:
     return _WRITERS.get(name) or _FUNCTIONS[_PASSES.get(name, "")]
 
 
-put_default(tagged_pointwise)
+register_default_rule(tagged_pointwise)
 
 
-def _cast(call: Call) -> Written:
+def _cast(call: Call) -> RuleSpec:
     """_to_copy(self, *, dtype, ...): a sum passes where nothing but precision can be lost."""
     old, new = call.tensors[0].dtype, call[1]
     if new is None or new == old:
@@ -211,10 +211,10 @@ def _is_inexact(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-put(dict.fromkeys(_COPIES.split(), "... -> ... ; pass 0"))
-put(dict.fromkeys(_CONJUGATES.split(), "... -> ... ; lin 0"))
-put({name: _written(passes) for name, passes in _UNTAGGED.items()})
-put(
+register_rules(dict.fromkeys(_COPIES.split(), "... -> ... ; pass 0"))
+register_rules(dict.fromkeys(_CONJUGATES.split(), "... -> ... ; lin 0"))
+register_rules({name: _written(passes) for name, passes in _UNTAGGED.items()})
+register_rules(
     {
         "aten._to_copy.default": _cast,
         # What was in self is gone, but its placement stays.
@@ -227,4 +227,4 @@ put(
     }
 )
 # What was there is not read: these are whole even where it is a Partial (the gradient of a loss begins so).
-put(dict.fromkeys(_LIKE.split(), "... -> ... ; drop 0"))
+register_rules(dict.fromkeys(_LIKE.split(), "... -> ... ; drop 0"))

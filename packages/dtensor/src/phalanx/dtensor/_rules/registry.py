@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._rules.constraints import Facts
+from phalanx.dtensor._rules.constraints import OpSizes
 from phalanx.dtensor._rules.engine import Expanded, Strategy, derive
 from phalanx.dtensor._rules.parser import Rule, parse
 
 
 @dataclass(frozen=True)
-class Listed:
+class StrategyList:
     """Strategies that are written out one by one, in the place of a rule from which they are derived.
 
     Attributes:
@@ -32,17 +32,17 @@ class Listed:
     sizes: Mapping[str, int]
 
 
-Written = str | tuple[str, Mapping[str, int]] | Listed | None
+RuleSpec = str | tuple[str, Mapping[str, int]] | StrategyList | None
 """What a rule function returns: a text, a text and the sizes of factors that no dim shows alone, strategies written
 out, or None: no rule."""
-RuleFunction = Callable[["Call"], Written]
+RuleFunction = Callable[["Call"], RuleSpec]
 
 _rules: dict[str, str | RuleFunction] = {}
 _default: Callable[[Any], str | RuleFunction | None] = lambda op: None  # noqa: E731
 
 
 @dataclass(frozen=True)
-class Meta:
+class ArgMeta:
     """What a rule may know of a tensor."""
 
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ class Meta:
 
 
 class Call:
-    """One call of an op: every argument of its schema in order, defaults filled in, tensors as `Meta`.
+    """One call of an op: every argument of its schema in order, defaults filled in, tensors as `ArgMeta`.
 
     Attributes:
         op: The op.
@@ -67,14 +67,14 @@ class Call:
     def __init__(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.op = op
         self.args: list[Any] = []
-        self.tensors: list[Meta] = []
+        self.tensors: list[ArgMeta] = []
         for index, argument in enumerate(op._schema.arguments):
             given = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
             self.args.append(self._seen(given))
 
     def _seen(self, value: Any) -> Any:
-        if isinstance(value, (torch.Tensor, Meta)):
-            meta = value if isinstance(value, Meta) else Meta(tuple(value.shape), value.dtype)
+        if isinstance(value, (torch.Tensor, ArgMeta)):
+            meta = value if isinstance(value, ArgMeta) else ArgMeta(tuple(value.shape), value.dtype)
             self.tensors.append(meta)
             return meta
         if isinstance(value, (list, tuple)):
@@ -114,7 +114,7 @@ class Match:
     call: Call
     rule: Rule
     expanded: Expanded
-    facts: Facts
+    facts: OpSizes
     strategies: tuple[Strategy, ...]
     in_place: bool
 
@@ -123,13 +123,13 @@ def rule(*names: str) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function that writes the rule of the ops `names` (`aten.add.Tensor`)."""
 
     def register(function: RuleFunction) -> RuleFunction:
-        put(dict.fromkeys(names, function))
+        register_rules(dict.fromkeys(names, function))
         return function
 
     return register
 
 
-def put(rules: Mapping[str, str | RuleFunction]) -> None:
+def register_rules(rules: Mapping[str, str | RuleFunction]) -> None:
     """Register rules by the names of their ops.
 
     Raises:
@@ -147,7 +147,7 @@ def replace(name: str, entry: str | RuleFunction) -> None:
     _entry.cache_clear()
 
 
-def put_default(function: Callable[[Any], str | RuleFunction | None]) -> None:
+def register_default_rule(function: Callable[[Any], str | RuleFunction | None]) -> None:
     """Register what gives the rule of an op that the tables do not name, or None."""
     global _default
     _default = function
@@ -187,7 +187,7 @@ def find(
 
     Args:
         op: An OpOverload.
-        args: Its positional arguments, tensors as they are or as `Meta`.
+        args: Its positional arguments, tensors as they are or as `ArgMeta`.
         kwargs: Its keyword arguments.
         text: A rule to take instead of the table's.
 
@@ -202,18 +202,18 @@ def find(
         return None
     call = Call(op, args, kwargs or {})
     given: Mapping[str, int] = {}
-    written: Written = text
+    written: RuleSpec = text
     if text is None:
         written = entry(call) if callable(entry) else entry
     if written is None:
         return None
-    listed = written if isinstance(written, Listed) else None
+    listed = written if isinstance(written, StrategyList) else None
     if listed is not None:
         written, given = listed.text, listed.sizes
     elif isinstance(written, tuple):
         written, given = written
     expanded = derive(written, tuple(one.ndim for one in call.tensors))
-    facts = Facts(expanded.inputs, [one.shape for one in call.tensors], [one.dtype for one in call.tensors], given)
+    facts = OpSizes(expanded.inputs, [one.shape for one in call.tensors], [one.dtype for one in call.tensors], given)
     strategies = expanded.strategies if listed is None else listed.strategies
     if in_place:
         # What is written into keeps its placement.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import gcd, prod
 
-from phalanx.dtensor._rules.registry import Call, Written, rule
+from phalanx.dtensor._rules.registry import Call, RuleSpec, rule
 from phalanx.dtensor._rules.rule_builder import dims, same_dims
 from phalanx.dtensor._torch_compat import known_equal, known_to_divide, plain, surely_divides
 
@@ -110,14 +110,14 @@ def reshape_rule(before: Sequence[int], after: Sequence[int]) -> tuple[str, dict
 
 
 @rule("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_alias.default")
-def _view(call: Call) -> Written:
+def _view(call: Call) -> RuleSpec:
     tensor = call.tensors[0]
     text, sizes = reshape_rule(tensor.shape, resolved(prod(tensor.shape), call[1]))
     return f"{text}{_PASS} ; size 1", sizes
 
 
 @rule("aten.view.dtype")
-def _view_dtype(call: Call) -> Written:
+def _view_dtype(call: Call) -> RuleSpec:
     tensor = call.tensors[0]
     if call[1].itemsize == tensor.dtype.itemsize:
         return "... -> ..."
@@ -125,7 +125,7 @@ def _view_dtype(call: Call) -> Written:
 
 
 @rule("aten.expand.default")
-def _expand(call: Call) -> Written:
+def _expand(call: Call) -> RuleSpec:
     sizes, shape = call[1], call.tensors[0].shape
     new = len(sizes) - len(shape)
     left = ["1" if size == 1 else f"d{index}" for index, size in enumerate(shape)]
@@ -144,13 +144,13 @@ def _ordered(rank: int, order: Sequence[int]) -> str:
 
 
 @rule("aten.permute.default")
-def _permute(call: Call) -> Written:
+def _permute(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     return _ordered(rank, [one % rank for one in call[1]])
 
 
 @rule("aten.transpose.int")
-def _transpose(call: Call) -> Written:
+def _transpose(call: Call) -> RuleSpec:
     order = list(range(call.tensors[0].ndim))
     if order:
         first, second = call.dim(1), call.dim(2)
@@ -159,13 +159,13 @@ def _transpose(call: Call) -> Written:
 
 
 @rule("aten.t.default")
-def _t(call: Call) -> Written:
+def _t(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     return _ordered(rank, list(range(rank))[::-1])
 
 
 @rule("aten.squeeze.default")
-def _squeeze(call: Call) -> Written:
+def _squeeze(call: Call) -> RuleSpec:
     # Without dims the op looks at local sizes, which a cut may make 1: every dim that is not 1 would have to stay so.
     shape = call.tensors[0].shape
     ones = {index for index, size in enumerate(shape) if size == 1}
@@ -174,7 +174,7 @@ def _squeeze(call: Call) -> Written:
 
 
 @rule("aten.squeeze.dim", "aten.squeeze.dims")
-def _squeeze_dims(call: Call) -> Written:
+def _squeeze_dims(call: Call) -> RuleSpec:
     shape = call.tensors[0].shape
     if call[1] == []:
         return f"{dims(len(shape))} -> {dims(len(shape))}{_PASS}"
@@ -186,7 +186,7 @@ def _squeeze_dims(call: Call) -> Written:
 
 
 @rule("aten.unsqueeze.default")
-def _unsqueeze(call: Call) -> Written:
+def _unsqueeze(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     words = [f"d{index}" for index in range(rank)]
     words.insert(call[1] % (rank + 1), "1")
@@ -197,7 +197,7 @@ def _unsqueeze(call: Call) -> Written:
 
 
 @rule("aten.slice.Tensor")
-def _slice(call: Call) -> Written:
+def _slice(call: Call) -> RuleSpec:
     rank, dim = call.tensors[0].ndim, call.dim(1)
     size = call.tensors[0].shape[dim]
     start, end, step = call[2] or 0, call[3], call[4]
@@ -207,13 +207,13 @@ def _slice(call: Call) -> Written:
 
 
 @rule("aten.select.int")
-def _select(call: Call) -> Written:
+def _select(call: Call) -> RuleSpec:
     rank, dim = call.tensors[0].ndim, call.dim(1)
     return f"{dims(rank, {dim})} -> {dims(rank, changed={dim: ''})}{_PASS}"
 
 
 @rule("aten.select_backward.default")
-def _select_backward(call: Call) -> Written:
+def _select_backward(call: Call) -> RuleSpec:
     # (grad_output, input_sizes, dim, index)
     rank = len(call[1])
     dim = call[2] % rank
@@ -221,7 +221,7 @@ def _select_backward(call: Call) -> Written:
 
 
 @rule("aten.slice_backward.default")
-def _slice_backward(call: Call) -> Written:
+def _slice_backward(call: Call) -> RuleSpec:
     # (grad_output, input_sizes, dim, start, end, step)
     rank = len(call[1])
     dim = call[2] % rank
@@ -229,7 +229,7 @@ def _slice_backward(call: Call) -> Written:
 
 
 @rule("aten.diagonal_backward.default")
-def _diagonal_backward(call: Call) -> Written:
+def _diagonal_backward(call: Call) -> RuleSpec:
     # (grad_output, input_sizes, offset, dim1, dim2)
     rank = len(call[1])
     pair = {call[3] % rank, call[4] % rank}
@@ -238,26 +238,26 @@ def _diagonal_backward(call: Call) -> Written:
 
 
 @rule("aten.slice_scatter.default")
-def _slice_scatter(call: Call) -> Written:
+def _slice_scatter(call: Call) -> RuleSpec:
     rank, dim = call.tensors[0].ndim, call.dim(2)
     return f"{dims(rank, {dim})}, {dims(rank, changed={dim: 'i!'})} -> {dims(rank)} ; pass 0+1"
 
 
 @rule("aten.select_scatter.default")
-def _select_scatter(call: Call) -> Written:
+def _select_scatter(call: Call) -> RuleSpec:
     rank, dim = call.tensors[0].ndim, call.dim(2)
     return f"{dims(rank, {dim})}, {dims(rank, changed={dim: ''})} -> {dims(rank)} ; pass 0+1"
 
 
 @rule("aten.diagonal.default")
-def _diagonal(call: Call) -> Written:
+def _diagonal(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     pair = {call.dim(2), call.dim(3)}
     return f"{dims(rank, pair)} -> {dims(rank, changed=dict.fromkeys(pair, ''))} o!{_PASS}"
 
 
 @rule("aten.diag_embed.default")
-def _diag_embed(call: Call) -> Written:
+def _diag_embed(call: Call) -> RuleSpec:
     # The last dim becomes the two dims dim1 and dim2 of the output.
     rank = call.tensors[0].ndim
     pair = sorted((call[2] % (rank + 1), call[3] % (rank + 1)))
@@ -268,7 +268,7 @@ def _diag_embed(call: Call) -> Written:
 
 
 @rule("aten.unfold.default")
-def _unfold(call: Call) -> Written:
+def _unfold(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     if not rank:
         return None
@@ -277,7 +277,7 @@ def _unfold(call: Call) -> Written:
 
 
 @rule("aten.unfold_backward.default")
-def _unfold_backward(call: Call) -> Written:
+def _unfold_backward(call: Call) -> RuleSpec:
     # (grad_in, input_sizes, dim, size, step)
     rank = len(call[1])
     if not rank:
@@ -287,19 +287,19 @@ def _unfold_backward(call: Call) -> Written:
 
 
 @rule("aten.roll.default")
-def _roll(call: Call) -> Written:
+def _roll(call: Call) -> RuleSpec:
     # Without dims the tensor is rolled as if it were flat.
     return same_dims(call.tensors[0].ndim, call.dims(2), 1) + _PASS
 
 
 @rule("aten.flip.default")
-def _flip(call: Call) -> Written:
+def _flip(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     return same_dims(rank, {one % max(1, rank) for one in call[1]}, 1) + _PASS
 
 
 @rule("aten.rot90.default")
-def _rotated(call: Call) -> Written:
+def _rotated(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     first, second = (one % rank for one in call[2])
     if call[1] % 2 == 0:
@@ -310,7 +310,7 @@ def _rotated(call: Call) -> Written:
 
 
 @rule("aten.repeat.default")
-def _repeat(call: Call) -> Written:
+def _repeat(call: Call) -> RuleSpec:
     rank, repeats = call.tensors[0].ndim, call[1]
     new = len(repeats) - rank
     repeated = {index for index in range(rank) if repeats[new + index] != 1}
@@ -320,12 +320,12 @@ def _repeat(call: Call) -> Written:
 
 
 @rule("aten.tril.default", "aten.triu.default")
-def _triangle(call: Call) -> Written:
+def _triangle(call: Call) -> RuleSpec:
     return "... a! b! -> ... a b ; lin 0"
 
 
 @rule("aten.constant_pad_nd.default")
-def _pad(call: Call) -> Written:
+def _pad(call: Call) -> RuleSpec:
     rank, pad = call.tensors[0].ndim, call[1]
     padded = {rank - 1 - index // 2 for index, one in enumerate(pad) if one != 0}
     right = dims(rank, changed={index: f"o{index}!" for index in padded})

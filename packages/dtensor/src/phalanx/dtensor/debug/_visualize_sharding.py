@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from phalanx.dtensor._dtensor_spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe
 from phalanx.dtensor._redistribute.comm import ranks_of
 
@@ -20,7 +20,7 @@ class _Cell(NamedTuple):
 
 
 def _cells(operation: str, tensor: Any) -> list[_Cell]:
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     if spec.ndim > 2:
         raise RuntimeError(
             f"{operation}: supports only tensors of up to two dims, and this one has {spec.ndim}: take a slice of it, "
@@ -131,7 +131,7 @@ def draw_sharding(dtensor: Any, path: str | Path) -> None:
 def svg(tensor: Any) -> str:
     """The picture that `draw_sharding` writes."""
     cells = _cells("draw_sharding", tensor)
-    spec: Spec = tensor._spec
+    spec: DTensorSpec = tensor._spec
     height, width = (*spec.shape, 1, 1)[:2]
     scale = _LONGEST / max(height, width, 1)
     size = max(width * scale, _SHORTEST), max(height * scale, _SHORTEST)
@@ -154,7 +154,7 @@ def svg(tensor: Any) -> str:
     return "\n".join([*parts, "</svg>\n"])
 
 
-def _head(spec: Spec, width: float, height: float) -> Iterator[str]:
+def _head(spec: DTensorSpec, width: float, height: float) -> Iterator[str]:
     placements = ", ".join(map(repr, spec.placements))
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(width, 320):.0f}" height="{height:.0f}" '

@@ -23,7 +23,7 @@ from phalanx.dtensor._layout import Runs
 from phalanx.dtensor._mesh import coordinate_of, describe
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import add_gradient, group_named, op_library
-from phalanx.dtensor.experimental._func_map import whole_of_pieces
+from phalanx.dtensor.experimental._func_map import global_from_shards
 from phalanx.dtensor.experimental._torch_compat import enclosing_checkpoints, keep_as_recomputed
 from phalanx.dtensor.placement_types import Shard
 
@@ -418,7 +418,7 @@ def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_
     found = []
     for buffer, dim in zip(buffers, seq_dims, strict=True):
         dim %= buffer.ndim
-        placements, shape = whole_of_pieces(buffer, mesh, (Shard(dim),))
+        placements, shape = global_from_shards(buffer, mesh, (Shard(dim),))
         whole = DTensor.from_local(buffer.contiguous(), mesh, placements, shape=shape).full_tensor()
         order = [
             position

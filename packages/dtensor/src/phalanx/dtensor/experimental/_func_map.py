@@ -10,7 +10,7 @@ import torch
 import phalanx.collectives as pc
 from phalanx.dtensor._dtensor_spec import normalize_placements
 from phalanx.dtensor._local_spec import waited
-from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, token
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.experimental._torch_compat import tree_flatten, tree_unflatten
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, Shard, SizedShard, split_dim
@@ -113,7 +113,7 @@ def _input(
                 f"{list(wanted[0])}: write None"
             )
         return value
-    if token(value.device_mesh) != token(mesh):
+    if mesh_id(value.device_mesh) != mesh_id(mesh):
         raise ValueError(
             f"local_map: input {index} of {name} is on mesh {describe(value.device_mesh)}, the first DTensor on "
             f"{describe(mesh)}: bring them to one mesh with redistribute(mesh, placements)"
@@ -179,11 +179,13 @@ def _output(name: str, index: int, value: Any, placements: PlacementType, mesh: 
     placed = normalize_placements(mesh, tuple(placements), local.ndim)
     if not is_uneven or coordinate_of(mesh) is None:
         return DTensor.from_local(local, mesh, placed)
-    placed, shape = whole_of_pieces(local, mesh, placed)
+    placed, shape = global_from_shards(local, mesh, placed)
     return DTensor.from_local(local, mesh, placed, shape=shape)
 
 
-def whole_of_pieces(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement]) -> tuple[Any, tuple[int, ...]]:
+def global_from_shards(
+    local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement]
+) -> tuple[Any, tuple[int, ...]]:
     """Placements and shape of the tensor of which ranks have pieces of any sizes. Collective over the mesh.
 
     Raises:

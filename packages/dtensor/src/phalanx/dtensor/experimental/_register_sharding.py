@@ -10,7 +10,7 @@ from phalanx.dtensor._rules import registry
 from phalanx.dtensor._rules.constraints import Even
 from phalanx.dtensor._rules.engine import Strategy
 from phalanx.dtensor._rules.parser import parse
-from phalanx.dtensor._rules.registry import Call, Listed, Meta, Written
+from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleSpec, StrategyList
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, Replicate, Shard, as_placement, on_dim, split_dim
 
 Op: TypeAlias = torch._ops.OpOverload
@@ -123,7 +123,7 @@ def _check(op: Op, text: str) -> None:
 # ---- with a function -------------------------------------------------------------------------------------------------
 
 
-def _written(function: ShardingFunction, call: Call) -> Written:
+def _written(function: ShardingFunction, call: Call) -> RuleSpec:
     """What a function of the user says of a call."""
     positional, named = _as_called(call)
     found = function(*positional, **named)
@@ -139,7 +139,7 @@ def _written(function: ShardingFunction, call: Call) -> Written:
     if whole not in strategies:
         strategies.append(whole)
     text = f"{', '.join('*' * len(call.tensors))} -> {', '.join('*' * count)}"
-    return Listed(text, tuple(strategies), sizes)
+    return StrategyList(text, tuple(strategies), sizes)
 
 
 def _as_called(call: Call) -> tuple[list[Any], dict[str, Any]]:
@@ -177,7 +177,7 @@ def _strategy(call: Call, index: int, given: Any, sizes: dict[str, int]) -> Stra
     wanted: list[AnyPlacement] = []
     for number, value in enumerate(flat):
         placement = inputs[number] if number < len(inputs) else None
-        if isinstance(value, Meta):
+        if isinstance(value, ArgMeta):
             if placement is None:
                 raise ValueError(f"{where}: argument {number} is a tensor, and has no placement: write Replicate()")
             wanted.append(_on(where, number, _placement(where, placement), value))
@@ -203,7 +203,7 @@ def _placement(where: str, given: Any) -> AnyPlacement:
     return placement
 
 
-def _on(where: str, number: int, placement: AnyPlacement, tensor: Meta) -> AnyPlacement:
+def _on(where: str, number: int, placement: AnyPlacement, tensor: ArgMeta) -> AnyPlacement:
     """The placement with a dim that the tensor has, counted from the front."""
     if not isinstance(placement, Shard):
         return placement

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._mesh import Mesh, token
+from phalanx.dtensor._mesh import Mesh, mesh_id
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import AnyPlacement, on_dim, split_dim
 
@@ -75,7 +75,7 @@ def as_placed(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts,
     if is_copy and tensor.grad_fn is None:
         return convert(tensor, mesh, given, wanted)
     memory = None if is_copy else (tensor.data_ptr(), tensor.shape, tensor.stride())
-    key = (token(mesh), given, wanted, tensor._version, tensor.grad_fn, memory)
+    key = (mesh_id(mesh), given, wanted, tensor._version, tensor.grad_fn, memory)
     if _last.tensor is tensor and _last.key == key and not (is_copy and any(asker is one for one in _last.askers)):
         assert _last.result is not None
         _last.askers = (*_last.askers, asker)
@@ -90,10 +90,10 @@ def as_placed(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts,
 def convert(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts) -> DTensor:
     """As `as_placed`, for one who asks alone."""
     made = tensor if isinstance(tensor, DTensor) else DTensor.from_local(tensor, mesh, given)
-    return brought(made, wanted)
+    return redistributed(made, wanted)
 
 
-def brought(tensor: DTensor, wanted: Layouts) -> DTensor:
+def redistributed(tensor: DTensor, wanted: Layouts) -> DTensor:
     """A DTensor in placements `wanted`, itself if it is there. Collective where not. Differentiable.
 
     Not asynchronous: what comes next reads the result, and a pending tensor costs more than it saves there.

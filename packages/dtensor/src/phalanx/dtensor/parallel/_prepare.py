@@ -11,7 +11,7 @@ from torch import nn
 
 from phalanx.dtensor._mesh import Mesh
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor.parallel._input_cache import brought
+from phalanx.dtensor.parallel._input_cache import redistributed
 from phalanx.dtensor.parallel.style import ParallelStyle
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, as_placement
 
@@ -141,7 +141,7 @@ class PrepareModuleInput(ParallelStyle):
                 return known.to_local() if self.use_local_output else known
         made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
         if wanted is not None:
-            made = brought(made, (wanted,))
+            made = redistributed(made, (wanted,))
         done.append((value, layouts, made))
         return made.to_local() if self.use_local_output else made
 
@@ -205,7 +205,7 @@ class PrepareModuleOutput(ParallelStyle):
             )
         made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
         if wanted is not None:
-            made = brought(made, (wanted,))
+            made = redistributed(made, (wanted,))
         return made.to_local() if self.use_local_output else made
 
     def __repr__(self) -> str:

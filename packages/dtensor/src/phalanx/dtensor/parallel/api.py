@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from phalanx.dtensor._mesh import Mesh, describe, token
+from phalanx.dtensor._mesh import Mesh, describe, mesh_id
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.parallel import _input_cache
 from phalanx.dtensor.parallel.style import ParallelStyle
@@ -43,7 +43,7 @@ def parallelize_module(
     Source: torch.distributed.tensor.parallel.parallelize_module.
     """
     mesh = current_mesh("parallelize_module") if device_mesh is None else device_mesh
-    token(mesh)  # refuses what is no mesh
+    mesh_id(mesh)  # refuses what is no mesh
     if mesh.ndim != 1:
         raise ValueError(
             f"parallelize_module: the mesh must have one dim, and {describe(mesh)} has {mesh.ndim}: take one by its "

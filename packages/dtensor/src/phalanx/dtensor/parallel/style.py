@@ -13,7 +13,7 @@ from torch import nn
 from phalanx.dtensor._api import distribute_module, distribute_tensor
 from phalanx.dtensor._mesh import Mesh
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor.parallel._input_cache import Layouts, as_placed, brought, convert
+from phalanx.dtensor.parallel._input_cache import Layouts, as_placed, convert, redistributed
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, Replicate, Shard, as_placement
 
 
@@ -86,7 +86,7 @@ class _LinearStyle(ParallelStyle):
             return convert(given, mesh, self.input_layouts, desired)
 
         def finish(called: nn.Module, output: Any, mesh: Mesh) -> torch.Tensor:
-            made = brought(output, self.output_layouts)
+            made = redistributed(output, self.output_layouts)
             return made.to_local() if self.use_local_output else made
 
         return distribute_module(module, device_mesh, self._partition, prepare, finish)
