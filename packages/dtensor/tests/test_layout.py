@@ -11,7 +11,8 @@ from torch._dynamo.source import ConstantSource
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
-from phalanx.dtensor import _layout
+from phalanx.dtensor import AbstractMesh, _layout
+from phalanx.dtensor._utils import compute_local_shape_and_global_offset
 from phalanx.dtensor.placement_types import Partial, Replicate, Shard, SizedShard, StridedShard, as_torch_placement
 
 # ---- the reference: torch cuts tensors of indices -------------------------------------------------------------------
@@ -112,10 +113,9 @@ def test_shapes_and_offsets_are_those_of_torch(case):
     theirs = [as_torch_placement(placement) for placement in placements]
     for coordinate in coordinates(mesh_shape):
         expected = _compute_local_shape_and_global_offset(shape, mesh_shape, coordinate, theirs)
-        runs = _layout.local_runs(shape, mesh_shape, placements, coordinate)
-        # torch says that an empty shard begins at the end of its dim.
-        offset = tuple(have[0][0] if have else size for have, size in zip(runs, shape, strict=True))
-        assert (_layout.local_shape(shape, mesh_shape, placements, coordinate), offset) == expected
+        mesh = AbstractMesh(mesh_shape, coordinate)
+        assert compute_local_shape_and_global_offset(shape, mesh, placements) == expected
+        assert compute_local_shape_and_global_offset(shape, mesh, placements, skip_offset=True) == (expected[0], ())
 
 
 def test_a_dim_is_cut_as_written_in_the_docs():

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import weakref
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from phalanx.dtensor.parallel import (
     _input_cache,
     parallelize_module,
 )
+from phalanx.dtensor.parallel.input_reshard import input_reshard
 from ranks import run_ranks
 
 WIDTH, HEADS, BATCH, LENGTH = 16, 4, 2, 8
@@ -508,3 +510,35 @@ def test_wrong_layouts_are_refused_where_a_style_is_made():
     assert isinstance(ColwiseParallel(), ParallelStyle)
     assert repr(SequenceParallel(sequence_dim=0)) == "SequenceParallel(sequence_dim=0, use_local_output=False)"
     assert "use_local_output=True" in repr(ColwiseParallel()) and "Shard(dim=-1)" in repr(ColwiseParallel())
+
+
+# ---- inputs that are saved as shards ---------------------------------------------------------------------------------
+
+
+def shards_of_inputs(rank, world_size):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world_size,))
+    torch.manual_seed(3)
+    reference = Mlp().double()
+    plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    model = parallelize_module(copy.deepcopy(reference), mesh, plan)
+    hooks = len(model._forward_pre_hooks)
+    assert input_reshard(model, mesh, None) is model and len(model._forward_pre_hooks) == hooks
+    input_reshard(model, mesh, 1)
+    x, expected = data(0).requires_grad_(), data(0).requires_grad_()
+    inner = x * 1  # nobody but the graph holds it after the call
+    memory = weakref.ref(inner.untyped_storage())
+    with counted() as counts:
+        result = model(inner)
+        del inner
+        assert memory() is None, "the whole input is kept"
+        assert counts["all_gather"] == 0
+        result.square().sum().backward()
+        assert counts["all_gather"] > 0
+    reference(expected).square().sum().backward()
+    close(x.grad, expected.grad)
+    for name, parameter in model.named_parameters():
+        close(parameter.grad, reference.get_parameter(name).grad)
+
+
+def test_inputs_are_saved_as_shards_and_gathered_in_backward():
+    run_ranks(shards_of_inputs, 2, start_torch=True)

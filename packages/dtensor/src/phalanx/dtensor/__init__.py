@@ -10,10 +10,13 @@ Names and signatures follow torch.distributed.tensor.
 from phalanx.dtensor import _checkpoint, _composites, _fastpath, _fsdp
 from phalanx.dtensor._api import distribute_module, distribute_tensor
 from phalanx.dtensor._factories import empty, full, ones, rand, randn, zeros
+from phalanx.dtensor._fallback import ReplicatedFallback
 from phalanx.dtensor._interop import from_torch, to_torch
 from phalanx.dtensor._mesh import AbstractMesh
 from phalanx.dtensor._mode import StrictError, implicit_replication, strict
+from phalanx.dtensor._rules.parser import RuleError
 from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor.device_mesh import DeviceMesh, init_device_mesh
 from phalanx.dtensor.explain import explain
 from phalanx.dtensor.placement_types import (
     Partial,
@@ -26,8 +29,7 @@ from phalanx.dtensor.placement_types import (
     as_torch_placement,
 )
 
-# As torch calls it.
-_StridedShard = StridedShard
+_StridedShard = StridedShard  # as torch calls it
 _composites.install()
 _checkpoint.allow_loading()  # as torch does with its own
 _checkpoint.register()
@@ -37,9 +39,12 @@ _fastpath.load()  # if it was compiled
 __all__ = [
     "AbstractMesh",
     "DTensor",
+    "DeviceMesh",
     "Partial",
     "Placement",
     "Replicate",
+    "ReplicatedFallback",
+    "RuleError",
     "Shard",
     "SizedShard",
     "StrictError",
@@ -53,6 +58,7 @@ __all__ = [
     "from_torch",
     "full",
     "implicit_replication",
+    "init_device_mesh",
     "ones",
     "rand",
     "randn",

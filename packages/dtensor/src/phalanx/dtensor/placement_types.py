@@ -34,13 +34,26 @@ if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Replicate as _Replicate
     from torch.distributed.tensor.placement_types import Shard as _Shard
 
-    _StridedShard = Any
+    _Strided = Any
 else:
     # torch's module brings sympy: `adopt_placements` replaces these bases when somebody imports it.
     Placement = _torch_compat.Placement
-    _Shard, _StridedShard, _Replicate, _Partial = map(
+    _Shard, _Strided, _Replicate, _Partial = map(
         _torch_compat.placement_base, ("Shard", "StridedShard", "Replicate", "Partial")
     )
+
+__all__ = [
+    "AnyPlacement",
+    "AnyShard",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "SizedShard",
+    "StridedShard",
+    "as_placement",
+    "as_torch_placement",
+]
 
 REDUCE_OPS: Final = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
@@ -167,7 +180,7 @@ class SizedShard(Placement):
 
 
 @final
-class StridedShard(_StridedShard):  # type: ignore[misc]  # a private class of torch has no type here
+class StridedShard(_Strided):  # type: ignore[misc]  # a private class of torch has no type here
     """A dim of the tensor is cut into `split_factor` chunks, and each of these into chunks over the mesh dim.
 
     A rank has its chunk of each of the first, one after the other. So `[StridedShard(0, n), Shard(0)]` is a dim that
@@ -391,6 +404,8 @@ def on_dim(placement: AnyPlacement, dim: int) -> AnyPlacement:
         return StridedShard(dim, placement.split_factor)
     return placement
 
+
+_StridedShard = StridedShard  # as torch calls it
 
 _MEMBERS: Final = ("__eq__", "is_partial", "is_replicate", "is_shard")
 _torch_compat.adopt_placements(

@@ -10,10 +10,17 @@
 Names, signatures and semantics follow torch.distributed.tensor.parallel of torch 2.13.
 """
 
-from phalanx.dtensor.parallel._prepare import PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput
 from phalanx.dtensor.parallel.api import parallelize_module
 from phalanx.dtensor.parallel.loss import loss_parallel
-from phalanx.dtensor.parallel.style import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
+from phalanx.dtensor.parallel.style import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 
 __all__ = [
     "ColwiseParallel",

@@ -1,4 +1,4 @@
-"""parallelize_module: apply styles to the modules that a plan names. Semantics of torch 2.13, which see."""
+"""parallelize_module: apply styles to the modules that a plan names. The semantics are those of torch 2.13."""
 
 import warnings
 from collections.abc import Mapping
@@ -11,6 +11,8 @@ from phalanx.dtensor._mesh import Mesh, describe, mesh_id
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.parallel import _input_cache
 from phalanx.dtensor.parallel.style import ParallelStyle
+
+__all__ = ["parallelize_module"]
 
 
 def parallelize_module(
