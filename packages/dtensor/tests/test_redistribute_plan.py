@@ -14,8 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from phalanx.dtensor import AbstractMesh, Partial, Replicate, Shard, SizedShard, StridedShard
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._redistribute import plan_redistribute
-from phalanx.dtensor._redistribute._torch_compat import ranks_of_mesh
-from phalanx.dtensor._torch_compat import hint
+from phalanx.dtensor._torch_compat import hint, ranks_of_mesh
 
 R, P = Replicate(), Partial
 

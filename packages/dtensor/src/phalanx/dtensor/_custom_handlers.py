@@ -31,7 +31,7 @@ from phalanx.dtensor._mesh import coordinate_of
 from phalanx.dtensor._random.ops import RANDOM_OPS
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import is_recorded
+from phalanx.dtensor._torch_compat import is_recorded, no_dispatch
 from phalanx.dtensor.placement_types import Replicate
 
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
@@ -187,7 +187,7 @@ def _view_in_place(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     made = getattr(getattr(aten, "transpose" if overload == "int" else base), overload)(*args, **kwargs)
     if getattr(made, "_is_view_of_copy", False):
         raise RuntimeError(f"{op}: it would need communication, and the tensor is to stay where it is: redistribute it")
-    with torch.utils._mode_utils.no_dispatch():
+    with no_dispatch():
         op(tensor, *args[1:], **kwargs)
     tensor._spec, tensor._local_tensor = made._spec, made._local_tensor
     return tensor

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._torch_compat import assert_async
 
 
 class Bound(NamedTuple):
@@ -54,7 +55,7 @@ def check_bounds(op: Any, index: torch.Tensor, bound: Bound) -> None:
     low, high = torch.aminmax(index)
     least = -bound.size if bound.wraps else 0
     if type(index) is not torch.Tensor or index.device.type != "cpu":  # traced, or on a device that is not waited for
-        torch._assert_async((low >= least) & (high < bound.size), f"{op}: {_text(bound)}")
+        assert_async((low >= least) & (high < bound.size), f"{op}: {_text(bound)}")
         return
     if int(low) < least or int(high) >= bound.size:
         found = int(low) if int(low) < least else int(high)

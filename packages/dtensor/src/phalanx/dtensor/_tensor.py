@@ -15,11 +15,10 @@ from torch.types import IntLikeType
 from phalanx.dtensor import _compile, _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh, describe
-from phalanx.dtensor._torch_compat import disabled_torch_function, make_wrapper
+from phalanx.dtensor._torch_compat import disabled_torch_function, make_wrapper, tensor_data
 from phalanx.dtensor.placement_types import AnyPlacement, Placement
 
 _functions: Any = None  # the module that implements from_local, to_local, redistribute and full_tensor
-_data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]
 
 
 class DTensor(torch.Tensor):
@@ -109,7 +108,7 @@ class DTensor(torch.Tensor):
     @property
     def data(self) -> "DTensor":
         """The tensor without its history, with the same memory. To set it gives this tensor another one's values."""
-        return _data.__get__(self)  # type: ignore[no-any-return]
+        return tensor_data.__get__(self)  # type: ignore[no-any-return]
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -118,7 +117,7 @@ class DTensor(torch.Tensor):
                 f"data: a DTensor can be set to a DTensor only, not to a {type(value).__name__}: write "
                 "distribute_tensor(value, mesh, placements) or DTensor.from_local, or copy into it with copy_()"
             )
-        _data.__set__(self, value)
+        tensor_data.__set__(self, value)
         self._spec, self._local_tensor = value._spec, value._local_tensor
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

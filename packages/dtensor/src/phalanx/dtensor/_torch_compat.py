@@ -9,11 +9,21 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import islice
-from typing import Any
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.types import IntLikeType
+from torch.utils import checkpoint
+
+# Read in 2.11 to 2.13.
+from torch.utils._mode_utils import no_dispatch as no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 # ---- modules of torch that are not imported here, since they bring sympy or Dynamo -----------------------------------
 
@@ -65,9 +75,9 @@ _native: Any = getattr(torch._C, "_distributed", None)
 Placement: Any = getattr(_native, "Placement", None) or importlib.import_module(_PLACEMENTS).Placement
 
 
-def torch_placements() -> Any:
-    """The module with the placements of torch; imports it."""
-    return importlib.import_module(_PLACEMENTS)
+def torch_placement(name: str) -> Any:
+    """The class of torch for Shard, StridedShard, Replicate or Partial; imports torch's placements."""
+    return getattr(importlib.import_module(_PLACEMENTS), _torch_name(name))
 
 
 def placement_base(name: str) -> Any:
@@ -80,7 +90,7 @@ def placement_base(name: str) -> Any:
     """
     native = getattr(_native, name, None)
     if native is None:
-        return getattr(torch_placements(), _torch_name(name))
+        return torch_placement(name)
     return type(name, (native,), {"__module__": __name__})
 
 
@@ -170,10 +180,26 @@ def allow_in_graph(function: Callable[..., Any]) -> None:
     when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function))  # type: ignore[no-untyped-call]
 
 
+# Public, but under a private name or without types. Read in 2.11 to 2.13.
+OpOverload: TypeAlias = torch._ops.OpOverload
+assert_async: Callable[[torch.Tensor, str], None] = torch._assert_async
+tensor_data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]
+
+
+def is_fake(tensor: Any) -> bool:
+    """Whether a tensor has no values: what is done with it is done while tracing. Read in 2.11 to 2.13."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def is_higher_order(op: Any) -> bool:
+    """Whether an op is one that takes functions. Read in 2.11 to 2.13."""
+    return isinstance(op, torch._ops.HigherOrderOperator)
+
+
 def untraced() -> Any:
     """A context in which no mode sees what is called, so that nothing is recorded. Read in 2.11 to 2.13."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     return _disable_current_modes()
 
 
@@ -532,6 +558,15 @@ def keep_collectives(namespace: str) -> Iterator[None]:
                 rand_ops.append(packet)
 
 
+def ranks_of_mesh(mesh: DeviceMesh) -> tuple[int, ...]:
+    """The global ranks of a mesh in the order of their coordinates, also while fake tensors are in use.
+
+    The mesh makes the tensor that says so from another one when it is asked. Read in 2.13.
+    """
+    with untraced():
+        return tuple(mesh.mesh.flatten().tolist())
+
+
 def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:
     """The names of the process groups of a mesh, one for each mesh dim. Read in 2.11 to 2.13."""
     return tuple(str(group.group_name) for group in mesh.get_all_groups())
@@ -596,3 +631,49 @@ def torch_dtensor() -> Any:
     from torch.distributed.tensor import DTensor
 
     return DTensor
+
+
+# ---- activation checkpoints ------------------------------------------------------------------------------------------
+
+
+def enclosing_checkpoints() -> list[tuple[Any, str]]:
+    """What computes activation checkpoints again in which the caller runs: (object, name of its attribute with the
+    function that does it), the innermost first.
+
+    torch keeps the function in an object of its own for each checkpoint, and tells nobody of it: it is found in the
+    frames that run now, and, for a checkpoint that hooks of a module have begun, behind the hooks of saved tensors.
+    Read in 2.13.
+    """
+    found: list[tuple[Any, str]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            values = frame.f_locals
+            if frame.f_code.co_name == "forward" and "run_function" in values:
+                found.append((values["ctx"], "run_function"))
+            elif frame.f_code.co_name == "checkpoint":
+                generator = getattr(values.get("gen"), "gi_frame", None)
+                if generator is not None and "new_frame" in generator.f_locals:
+                    found.append((generator.f_locals["new_frame"], "recompute_fn"))
+        frame = frame.f_back
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    cells = () if hooks is None else (getattr(hooks[0], "__closure__", None) or ())
+    for cell in cells:
+        holder = cell.cell_contents
+        if isinstance(holder, checkpoint._CheckpointFrame) and not any(holder is one for one, _ in found):
+            found.append((holder, "recompute_fn"))
+    return found
+
+
+def keep_as_recomputed(holder: Any, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Let a checkpoint that has recorded a tensor itself, while it computed again, have its values of that time.
+
+    Args:
+        holder: As `enclosing_checkpoints` gives it.
+        tensor: What may have been recorded.
+        values: The values, in memory that nobody writes into.
+    """
+    for saved in getattr(holder, "recomputed", {}).values():
+        for handle, one in list(saved.items()):
+            if one is tensor:
+                saved[handle] = values

@@ -13,14 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.dtensor import _fallback, _sharding_prop
 from phalanx.dtensor._op_plan import OpPlan, RulePlan
 from phalanx.dtensor._redistribute import Step
 from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import TorchDispatchMode, is_higher_order, tree_leaves
 from phalanx.dtensor.debug._comm_mode import counted_as
-from phalanx.dtensor.debug._torch_compat import is_higher_order, tree_leaves
 
 _PROGRAM = "asked for by the program"
 

@@ -374,19 +374,17 @@ def as_torch_placement(placement: object) -> Placement:
         RuntimeError: It is no placement.
     """
     ours = as_placement(placement)
-    theirs: Any
     if isinstance(ours, SizedShard):
         raise ValueError(f"torch has no placement like {ours!r}: redistribute to Shard({ours.dim}) first")
-    torch = _torch_compat.torch_placements()
+    theirs = _torch_compat.torch_placement(type(ours).__name__)
+    made: Placement
     if isinstance(ours, Shard):
-        theirs = torch.Shard(ours.dim)
+        made = theirs(ours.dim)
     elif isinstance(ours, StridedShard):
-        theirs = torch._StridedShard(ours.dim, split_factor=ours.split_factor)
-    elif isinstance(ours, Partial):
-        theirs = torch.Partial(ours.reduce_op)
+        made = theirs(ours.dim, split_factor=ours.split_factor)
     else:
-        theirs = torch.Replicate()
-    return theirs  # type: ignore[no-any-return]
+        made = theirs(ours.reduce_op) if isinstance(ours, Partial) else theirs()
+    return made
 
 
 def split_dim(placement: Placement) -> int | None:

@@ -23,6 +23,7 @@ from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._torch_compat import assert_async
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's codes of the reduction of a loss
@@ -135,7 +136,7 @@ class _Picked:
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
         if is_traced():
             text = f"{op}: a target is out of bounds: there are {spec.shape[self.dim]} classes"
-            torch._assert_async(~outside.any(), text)
+            assert_async(~outside.any(), text)
         else:
             # Ranks with another part of the batch do not see this one's targets.
             is_wrong = outside.any()

@@ -16,10 +16,9 @@ import phalanx.collectives as pc
 from phalanx.core import MismatchError
 from phalanx.dtensor._graph_agreement import Sent, recorded, sent_over
 from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of, describe
-from phalanx.dtensor._redistribute._torch_compat import ranks_of_mesh
 from phalanx.dtensor._redistribute.local_steps import Action, Call, Local
 from phalanx.dtensor._redistribute.planner import LOCAL, Step
-from phalanx.dtensor._torch_compat import is_recorded
+from phalanx.dtensor._torch_compat import is_recorded, ranks_of_mesh
 
 Run: TypeAlias = Callable[..., torch.Tensor]
 # Messages of a redistribution do not meet those of a user's own send and recv.

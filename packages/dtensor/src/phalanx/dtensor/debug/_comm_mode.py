@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import TorchDispatchMode, is_fake, is_higher_order, tree_leaves
 from phalanx.dtensor.debug._module_tracker import GLOBAL, ModuleTracker
-from phalanx.dtensor.debug._torch_compat import is_fake, is_higher_order, tree_leaves
 
 _PY = torch.ops.c10d_functional
 _C10D = torch.ops.c10d

@@ -9,7 +9,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils.hooks import RemovableHandle
 
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor.debug._torch_compat import in_backward, tree_leaves
+from phalanx.dtensor._torch_compat import in_backward, tree_leaves
 
 GLOBAL = "Global"
 

@@ -22,9 +22,14 @@ from phalanx.dtensor._algorithms.ring_attention import SEQUENCE, Ring, ring_atte
 from phalanx.dtensor._layout import Runs
 from phalanx.dtensor._mesh import coordinate_of, describe
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import add_gradient, group_named, op_library
+from phalanx.dtensor._torch_compat import (
+    add_gradient,
+    enclosing_checkpoints,
+    group_named,
+    keep_as_recomputed,
+    op_library,
+)
 from phalanx.dtensor.experimental._func_map import global_from_shards
-from phalanx.dtensor.experimental._torch_compat import enclosing_checkpoints, keep_as_recomputed
 from phalanx.dtensor.placement_types import Shard
 
 _attention: Callable[..., torch.Tensor] = functional.scaled_dot_product_attention

@@ -12,7 +12,7 @@ from phalanx.dtensor._dtensor_spec import normalize_placements
 from phalanx.dtensor._local_spec import waited
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor.experimental._torch_compat import tree_flatten, tree_unflatten
+from phalanx.dtensor._torch_compat import tree_flatten, tree_unflatten
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, Shard, SizedShard, split_dim
 
 PlacementType: TypeAlias = Sequence[Placement] | None

@@ -3,17 +3,16 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-import torch
-
 from phalanx.dtensor import _custom_handlers, _dispatch
 from phalanx.dtensor._rules import registry
 from phalanx.dtensor._rules.constraints import Even
 from phalanx.dtensor._rules.engine import Strategy
 from phalanx.dtensor._rules.parser import parse
 from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleSpec, StrategyList
+from phalanx.dtensor._torch_compat import OpOverload
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, Replicate, Shard, as_placement, on_dim, split_dim
 
-Op: TypeAlias = torch._ops.OpOverload
+Op: TypeAlias = OpOverload
 Shardings: TypeAlias = Sequence[tuple[Sequence[Placement | None], Sequence[Placement | None]]]
 ShardingFunction: TypeAlias = Callable[..., Shardings | str]
 
@@ -54,7 +53,7 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
     """
     ops = list(op) if isinstance(op, (list, tuple)) else [op]
     for one in ops:
-        if not isinstance(one, torch._ops.OpOverload):
+        if not isinstance(one, OpOverload):
             raise TypeError(
                 f"register_sharding: op must be an OpOverload, not {type(one).__name__}: write "
                 "torch.ops.library.name.default"
