@@ -5,10 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.dtensor._rules.constraints import OpSizes, chunk, nested_chunk
+from phalanx.dtensor._layout import chunk, local_shape
+from phalanx.dtensor._rules.constraints import OpSizes, nested_chunk
 from phalanx.dtensor._rules.cost import CostModel, MeshDimCost, choose
 from phalanx.dtensor._rules.engine import combine, derive
-from phalanx.dtensor._rules.local_adjustments import local_shape, local_work, neutral
+from phalanx.dtensor._rules.local_adjustments import local_work, neutral
 from phalanx.dtensor._rules.parser import RuleError, parse
 from phalanx.dtensor._rules.registry import ArgMeta, find
 from phalanx.dtensor._rules.view import reshape_rule
@@ -209,7 +210,7 @@ def test_chunks_are_those_of_torch_chunk_and_nest(size, counts):
         pieces = grown
     for at, piece in pieces.items():
         assert nested_chunk(size, list(zip(counts, at, strict=True))) == len(piece)
-        assert local_shape((size, 3), [Shard(0)] * len(counts), counts, at) == (len(piece), 3)
+        assert local_shape((size, 3), counts, [Shard(0)] * len(counts), at) == (len(piece), 3)
 
 
 @given(st.integers(1, 24), st.integers(1, 6), st.integers(1, 5))
@@ -217,7 +218,7 @@ def test_chunks_of_a_merged_dim_line_up_exactly_where_the_condition_says(outer, 
     expanded = derive("a b -> (a b)", (2,))
     facts = OpSizes(expanded.inputs, [(outer, inner)], [torch.float32])
     rows = next(one for one in expanded.strategies if one.inputs == (Shard(0),))
-    same = all(chunk(outer * inner, ranks, rank) == inner * chunk(outer, ranks, rank) for rank in range(ranks))
+    same = all(chunk(outer * inner, ranks, rank)[1] == inner * chunk(outer, ranks, rank)[1] for rank in range(ranks))
     assert combine([rows], facts, [ranks]) == same
 
 

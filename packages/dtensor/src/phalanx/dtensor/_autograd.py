@@ -18,6 +18,7 @@ from phalanx.dtensor import _compile, _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._redistribute import plan_redistribute
+from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.placement_types import Partial, Placement, Replicate, split_dim
@@ -256,4 +257,4 @@ def full_tensor(tensor: Any, grad_placements: Sequence[Placement] | None) -> Any
     """See `DTensor.full_tensor`."""
     whole = redistribute(tensor, None, (Replicate(),) * tensor._spec.mesh.ndim, False, None, None)
     local = to_local(whole, grad_placements)
-    return _local_spec.waited(local)
+    return wait_if_pending(local)

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.dtensor import _api, _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import AbstractMesh, coordinate_of
+from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import either_dtensor, when_state_dicts_are_imported
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, SizedShard, StridedShard
@@ -72,7 +73,7 @@ def write_items(fqn: str, tensor: Any) -> list[Any]:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-    properties = TensorProperties.create_from_tensor(_local_spec.waited(tensor._local_tensor))
+    properties = TensorProperties.create_from_tensor(wait_if_pending(tensor._local_tensor))
     return [
         WriteItem(
             index=MetadataIndex(fqn, torch.Size(box.offsets)),
@@ -111,7 +112,7 @@ def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
         RuntimeError: The tensor is Partial.
         ValueError: This rank has no box that begins there.
     """
-    local = _local_spec.waited(tensor._local_tensor)
+    local = wait_if_pending(tensor._local_tensor)
     boxes = _boxes(tensor)
     for box in boxes:
         if index.offset is None or tuple(index.offset) == box.offsets:

@@ -128,9 +128,7 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             f"{op}: the result has shape {tuple(result.shape)}, and the tensor that it is written into "
             f"{tuple(into.shape)}: a DTensor cannot be resized; take the op that returns a new one"
         )
-    spec: DTensorSpec = into._spec
-    local = plan_redistribute(result._spec, spec.replace(dtype=result.dtype)).run(result._local_tensor)
-    into._local_tensor.copy_(local)
+    write_local(into, result._spec, result._local_tensor)
     return into
 
 
@@ -204,7 +202,19 @@ def _bring_back(op: Any, value: Any, whole: Any) -> None:
     elif isinstance(value, DTensor) and not value._spec.is_replicated:
         if whole.shape != value.shape:
             raise RuntimeError(f"{op}: it resizes a DTensor, which cannot be: redistribute it to Replicate first")
-        value._local_tensor.copy_(plan_redistribute(whole_spec(value._spec), value._spec).run(whole))
+        write_local(value, whole_spec(value._spec), whole)
+
+
+def write_local(into: DTensor, spec: DTensorSpec, local: torch.Tensor) -> None:
+    """Write a tensor of another spec into a DTensor. Collective where their placements differ.
+
+    Args:
+        into: The DTensor.
+        spec: The spec of what is written, which may have another dtype than `local`.
+        local: The local tensor that is written.
+    """
+    plan = plan_redistribute(spec.replace(dtype=local.dtype), into._spec.replace(dtype=local.dtype))
+    into._local_tensor.copy_(plan.run(local))
 
 
 def _wrapped(op: Any, result: Any, values: list[Any], mesh: Any, is_copy: bool) -> Any:

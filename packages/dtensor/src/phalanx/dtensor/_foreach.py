@@ -151,15 +151,9 @@ def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         # Gradients are only scratch space to the op.
         if index in written and argument.name not in ("self", "grads"):
             for value, parameter, local in zip(values[index], parameters, locals_[index], strict=False):
-                _bring_back(value, parameter, local)
+                if isinstance(value, DTensor) and local is not value._local_tensor and value.shape == parameter.shape:
+                    _fallback.write_local(value, parameter._spec, local)
     return result
-
-
-def _bring_back(value: Any, parameter: Any, local: torch.Tensor) -> None:
-    """Write what the op has made of a state that was brought to its parameter where it came from."""
-    if isinstance(value, DTensor) and local is not value._local_tensor and value.shape == parameter.shape:
-        moved = plan_redistribute(parameter._spec.replace(dtype=value.dtype), value._spec).run(local)
-        value._local_tensor.copy_(moved)
 
 
 def _as_parameter(op: Any, value: Any, parameter: Any) -> Any:

@@ -22,9 +22,10 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import _layout, _local_spec
+from phalanx.dtensor import _layout
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import describe
+from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import either_dtensor, joined_mesh, torch_spec, when_fsdp_is_imported
 from phalanx.dtensor.placement_types import Replicate, Shard, SizedShard, StridedShard, as_torch_placement, split_dim
@@ -71,7 +72,7 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
             ]
             stands_for = SimpleNamespace(
                 _spec=torch_spec(spec.mesh, placements, (spec.shape, spec.stride, spec.dtype)),  # type: ignore[arg-type]
-                _local_tensor=_local_spec.waited(param._local_tensor),
+                _local_tensor=wait_if_pending(param._local_tensor),
             )
             data = super()._init_sharding_spec(stands_for, fsdp_placement, shard_dim)
             self._sharding_spec = _sharded(spec, self._sharding_spec, shard_dim, self.mesh_info)
@@ -85,7 +86,7 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
             return spec.replace(dtype=unsharded_param.dtype)
 
         def _get_grad_inner_tensor(self, grad: torch.Tensor) -> torch.Tensor:
-            return _local_spec.waited(super()._get_grad_inner_tensor(grad))
+            return wait_if_pending(super()._get_grad_inner_tensor(grad))
 
     class FSDPParamGroup(group_class):  # type: ignore[misc]
         def __init__(self, params: list[Any], modules: Sequence[torch.nn.Module], *args: Any, **kwargs: Any) -> None:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.dtensor import _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import describe
+from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import torch_dtensor
 from phalanx.dtensor.placement_types import as_torch_placement
@@ -88,7 +89,7 @@ def _ours(tensor: Any) -> Any:
 def _theirs(tensor: Any) -> Any:
     spec: DTensorSpec = tensor._spec
     placements = [as_torch_placement(one) for one in spec.placements]
-    local = _local_spec.waited(tensor._local_tensor)
+    local = wait_if_pending(tensor._local_tensor)
     return torch_dtensor().from_local(
         local.detach(),
         cast(DeviceMesh, spec.mesh),

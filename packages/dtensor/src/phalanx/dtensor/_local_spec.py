@@ -207,8 +207,3 @@ def replicated_values(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyP
         if placement.is_replicate():
             local = pc.wait_tensor(pc.broadcast(local.contiguous(), 0, mesh.get_group(mesh_dim)))
     return local
-
-
-def waited(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, with what is on its way to it arrived."""
-    return pc.wait_tensor(tensor) if isinstance(tensor, pc.AsyncCollectiveTensor) else tensor

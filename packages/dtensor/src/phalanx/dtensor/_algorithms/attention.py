@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor._algorithms.common import check_strict, redistributed, wrapped
+from phalanx.dtensor._algorithms.common import check_strict, redistribute_local, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._algorithms.ring_attention import SEQUENCE, Ring, ring_attention, ring_attention_backward
 from phalanx.dtensor._compile import is_traced
@@ -79,7 +79,7 @@ def _gathered(tensor: Any) -> Any:
     """
     spec: DTensorSpec = tensor._spec
     whole = [Replicate() if split_dim(one) == SEQUENCE else one for one in spec.placements]
-    return wrapped(redistributed(tensor, whole), spec.mesh, whole, spec.shape, spec)
+    return wrapped(redistribute_local(tensor, whole), spec.mesh, whole, spec.shape, spec)
 
 
 @algorithm("aten._scaled_dot_product_flash_attention_for_cpu.default", takes=_takes(0, 3))
@@ -109,12 +109,12 @@ def attention_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
         return whole
     spec: DTensorSpec = query._spec
     found = ring_attention_backward(
-        redistributed(grad, spec.placements),
+        redistribute_local(grad, spec.placements),
         query._local_tensor,
         key._local_tensor,
         value._local_tensor,
-        redistributed(output, spec.placements),
-        redistributed(total, spec.placements),
+        redistribute_local(output, spec.placements),
+        redistribute_local(total, spec.placements),
         _ring(spec, key._spec),
         causal,
         scale,

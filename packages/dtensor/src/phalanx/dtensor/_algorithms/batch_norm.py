@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, redistributed, reduced, wrapped
+from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, redistribute_local, reduced, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._algorithms.var_mean import moments
 from phalanx.dtensor._dtensor_spec import DTensorSpec
@@ -76,7 +76,7 @@ def batch_norm_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) ->
     others = [dim for dim in range(spec.ndim) if dim != 1]
     local = tensor._local_tensor
     exact = torch.float32 if local.dtype.itemsize < 4 else local.dtype
-    gradient = redistributed(grad, spec.placements).to(exact)
+    gradient = redistribute_local(grad, spec.placements).to(exact)
     inverse = save_inverse._local_tensor.to(exact).reshape(line)
     normal = (local.to(exact) - save_mean._local_tensor.to(exact).reshape(line)) * inverse
     sums = torch.stack([gradient.sum(others), (gradient * normal).sum(others)])

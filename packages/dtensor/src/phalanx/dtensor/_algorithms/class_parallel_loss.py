@@ -15,7 +15,7 @@ from phalanx.dtensor._algorithms.common import (
     gathered,
     is_cut_plainly,
     offset_of,
-    redistributed,
+    redistribute_local,
     reduced,
     wrapped,
 )
@@ -89,7 +89,7 @@ def softmax_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> An
     grad, output, dim, dtype = bound(op, args, kwargs)
     spec: DTensorSpec = output._spec
     dim = dim % spec.ndim
-    gradient, values = _computed(redistributed(grad, spec.placements)), _computed(output._local_tensor)
+    gradient, values = _computed(redistribute_local(grad, spec.placements)), _computed(output._local_tensor)
     if "log" in op._schema.name:
         total = reduced(gradient.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
         result = gradient - values.exp() * total
@@ -131,7 +131,7 @@ class _Picked:
         self.placements: list[AnyPlacement] = [
             Replicate() if dim in (None, self.dim) else Shard(dim - (dim > self.dim)) for dim in dims
         ]
-        local = redistributed(target, self.placements)
+        local = redistribute_local(target, self.placements)
         self.counts = local != ignored
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
         if is_traced():
@@ -153,7 +153,7 @@ class _Picked:
         self.weight = None
         if weight is not None:
             cut = [Shard(0) if index in self.mesh_dims else Replicate() for index in range(spec.mesh.ndim)]
-            self.weight = redistributed(weight, cut)
+            self.weight = redistribute_local(weight, cut)
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The score that each target picks; 0 where another rank has it, or it does not count."""
@@ -212,9 +212,9 @@ def nll_loss_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     spec: DTensorSpec = scores._spec
     picked = _Picked(op, spec, target, weight, ignored)
     whole = (Replicate(),) * spec.mesh.ndim
-    gradient = redistributed(grad, picked.placements if grad.ndim else whole)
+    gradient = redistribute_local(grad, picked.placements if grad.ndim else whole)
     if reduction == _MEAN:
-        gradient = gradient / redistributed(total, whole)
+        gradient = gradient / redistribute_local(total, whole)
     weights = picked.weights()
     value = gradient.neg().expand(picked.index.shape) if weights is None else -gradient * weights
     result = torch.zeros_like(scores._local_tensor)

@@ -52,7 +52,7 @@ def without_partial(tensor: Any) -> tuple[torch.Tensor, DTensorSpec]:
     return plan_redistribute(spec, target).run(tensor._local_tensor), target
 
 
-def redistributed(tensor: Any, placements: Sequence[AnyPlacement]) -> torch.Tensor:
+def redistribute_local(tensor: Any, placements: Sequence[AnyPlacement]) -> torch.Tensor:
     """The local tensor in other placements. Collective where they differ."""
     spec: DTensorSpec = tensor._spec
     return plan_redistribute(spec, spec.replace(placements=tuple(placements))).run(tensor._local_tensor)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import is_cut_plainly, offset_of, redistributed, wrapped
+from phalanx.dtensor._algorithms.common import is_cut_plainly, offset_of, redistribute_local, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._index_bounds import Bound, check_bounds
@@ -42,7 +42,7 @@ def embedding(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     spec: DTensorSpec = table._spec
     rows = spec.mesh_dims_of(0)
     placements = _whole_on(index._spec, rows)
-    wanted = redistributed(index, placements)
+    wanted = redistribute_local(index, placements)
     check_bounds(op, wanted, Bound(1, None, 0, int(spec.shape[0]), False, IndexError))
     here, is_here = _within(wanted, spec, 0)
     weight = table._local_tensor

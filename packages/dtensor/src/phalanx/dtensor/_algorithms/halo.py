@@ -13,7 +13,7 @@ import torch.nn.functional as F  # noqa: N812
 
 import phalanx.collectives as pc
 from phalanx.dtensor import _layout
-from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, number_of, redistributed, wrapped
+from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, number_of, redistribute_local, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
@@ -201,7 +201,7 @@ def convolution_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -
     spec: DTensorSpec = tensor._spec
     halo = _halo(spec, weight._spec, stride, padding, dilation)
     me = number_of(spec, [halo.mesh_dim])
-    gradient = redistributed(grad, spec.placements)
+    gradient = redistribute_local(grad, spec.placements)
     inner = _with_halo(tensor._local_tensor, spec, halo)
     before, after = halo.pads[me]
     window = _padded(inner, halo.dim, (before, after))

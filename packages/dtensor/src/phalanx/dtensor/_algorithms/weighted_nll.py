@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, redistributed, reduced, wrapped
+from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, redistribute_local, reduced, wrapped
 from phalanx.dtensor._algorithms.registry import algorithm
 from phalanx.dtensor._op_plan import bound, call_bound
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard
@@ -35,11 +35,11 @@ def nll_loss(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
         Shard(one.dim - (one.dim > 1)) if isinstance(one, Shard) else Replicate() for one in spec.placements
     ]
     cut = [mesh_dim for mesh_dim, one in enumerate(placements) if isinstance(one, Shard)]
-    local_weight = None if weight is None else redistributed(weight, whole)
+    local_weight = None if weight is None else redistribute_local(weight, whole)
     local = scores._local_tensor
     error: IndexError | None = None
     try:
-        loss, total = call_bound(op, [local, redistributed(target, placements), local_weight, _SUM, ignored])
+        loss, total = call_bound(op, [local, redistribute_local(target, placements), local_weight, _SUM, ignored])
     except IndexError as found:
         error = found
     if error is not None or not local.numel():

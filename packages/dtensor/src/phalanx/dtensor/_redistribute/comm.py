@@ -29,9 +29,9 @@ _all_gather_v, _reduce_scatter_v = pc.all_gather_v, pc.reduce_scatter_v
 _all_to_all, _wait = pc.all_to_all_single, pc.wait_tensor
 
 
-def finished(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor when it is complete."""
-    return _wait(tensor) if type(tensor) is _Pending else tensor
+def wait_if_pending(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, after the collective that fills it."""
+    return _wait(tensor) if isinstance(tensor, _Pending) else tensor
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def _messages(peers: Sequence[int], sent: Sequence[int], received: Sequence[int]
         if names:
             tensors = [result.narrow(0, at, n) for _, at, n in ins] + [flat.narrow(0, at, n) for _, at, n in outs]
             for each in pc.batch_p2p_ops_inplace(names, others, tags, tensors, name):
-                finished(each)
+                wait_if_pending(each)
         return result
 
     return run
@@ -264,8 +264,8 @@ def _several(parts: tuple[Local, ...], may_pend: bool) -> Run:
     def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
         value = local
         for part in first:
-            value = finished(part(value))
+            value = wait_if_pending(part(value))
         value = last(value)
-        return value if async_op and may_pend else finished(value)
+        return value if async_op and may_pend else wait_if_pending(value)
 
     return run

@@ -17,18 +17,10 @@ Where = tuple[int, int]
 # ---- sizes ----------------------------------------------------------------------------------------------------------
 
 
-def chunk(size: int, count: int, index: int) -> int:
-    """How much of `size` is in chunk `index` of `count`, with the sizes of torch.chunk and empty chunks at the end."""
-    if type(size) is not int:
-        return _layout.chunk(size, count, index)[1]  # type: ignore[return-value]
-    step = -(-size // count)
-    return max(0, min(size, step * (index + 1)) - min(size, step * index))
-
-
 def nested_chunk(size: int, cuts: Sequence[Where]) -> int:
     """What is left of `size` after cuts (count, index), the first one first."""
     for count, index in cuts:
-        size = chunk(size, count, index)
+        size = _layout.chunk(size, count, index)[1]  # type: ignore[assignment]
     return size
 
 
@@ -39,7 +31,7 @@ def _parts(size: int, ways: Sequence[int]) -> list[int]:
         found: list[int] = []
         for part in parts:
             for index in range(count):
-                one = chunk(part, count, index)
+                one: int = _layout.chunk(part, count, index)[1]  # type: ignore[assignment]
                 if one not in found:  # no set: a SymInt has no hash
                     found.append(one)
         parts = found
@@ -88,7 +80,8 @@ class OpSizes:
 _WIDE = (torch.int32, torch.int64)
 
 
-def _is_inexact(dtype: torch.dtype) -> bool:
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Whether numbers of a dtype are rounded."""
     return dtype.is_floating_point or dtype.is_complex
 
 
@@ -192,7 +185,7 @@ class Linear:
     inputs: tuple[int, ...]
 
     def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        return all(_is_inexact(facts.dtypes[one]) or facts.dtypes[one] in _WIDE for one in self.inputs)
+        return all(is_inexact(facts.dtypes[one]) or facts.dtypes[one] in _WIDE for one in self.inputs)
 
 
 @dataclass(frozen=True)

@@ -7,29 +7,11 @@ from typing import Any
 
 import torch
 
+from phalanx.dtensor import _layout
 from phalanx.dtensor._rules.constraints import OpSizes, nested_chunk
 from phalanx.dtensor._rules.engine import Strategy
 from phalanx.dtensor._rules.parser import Rule
 from phalanx.dtensor._torch_compat import surely_equal
-from phalanx.dtensor.placement_types import Placement, Shard
-
-
-def local_shape(
-    shape: Sequence[int], placements: Sequence[Placement], mesh_shape: Sequence[int], coordinate: Sequence[int]
-) -> tuple[int, ...]:
-    """The shape of a rank's part of a tensor.
-
-    Args:
-        shape: The whole tensor's.
-        placements: One for each mesh dim.
-        mesh_shape: The mesh.
-        coordinate: Where in it the rank is.
-    """
-    sizes = list(shape)
-    for placement, count, index in zip(placements, mesh_shape, coordinate, strict=True):
-        if type(placement) is Shard:
-            sizes[placement.dim] = nested_chunk(sizes[placement.dim], ((count, index),))
-    return tuple(sizes)
 
 
 def neutral(op: str, dtype: torch.dtype) -> float | int | bool:
@@ -113,9 +95,10 @@ def local_work(
     for strategy, count, index in zip(strategies, mesh_shape, coordinate, strict=True):
         if strategy.factor is not None:
             cuts.setdefault(strategy.factor, []).append((count, index))
-    shapes = tuple(
-        local_shape(shape, [one.outputs[index] for one in strategies], mesh_shape, coordinate)
-        for index, shape in enumerate(output_shapes)
+    placements: list[list[Any]] = [[one.outputs[index] for one in strategies] for index in range(len(output_shapes))]
+    shapes: tuple[Any, ...] = tuple(
+        _layout.local_shape(shape, mesh_shape, placed, coordinate)
+        for shape, placed in zip(output_shapes, placements, strict=True)
     )
     sizes: list[tuple[int, Any]] = [(argument, list(shapes[output])) for argument, output in rule.size_args]
     for argument, factor in rule.count_args:

@@ -1,7 +1,6 @@
 """Rules of the matmul family. A bias is added once: where the contracted factor is cut it must be a Partial."""
 
-import torch
-
+from phalanx.dtensor._rules.constraints import is_inexact
 from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_rules, rule
 from phalanx.dtensor._rules.rule_builder import tied
 
@@ -24,7 +23,7 @@ def _biased(left: str, right: str, out: str, summed: str) -> RuleFunction:
     def write(call: Call) -> RuleSpec:
         bias = tied(call.tensors[0].shape, names)
         text = f"{bias}, {left}, {right} -> {out}"
-        if not (_is_inexact(call.tensors[0].dtype) or (float(call[3]).is_integer() and float(call[4]).is_integer())):
+        if not (is_inexact(call.tensors[0].dtype) or (float(call[3]).is_integer() and float(call[4]).is_integer())):
             return None  # fractions of whole numbers: what torch makes of them is not linear
         if bias != out:
             # On empty matrices torch's kernels return the bias as it is, not broadcast.
@@ -34,10 +33,6 @@ def _biased(left: str, right: str, out: str, summed: str) -> RuleFunction:
         return text + "".join(f" ; {one}:sum+0" for one in summed) + " ; lin 0+1|0+2"
 
     return write
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 register_rules(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from phalanx.dtensor._rules.constraints import is_inexact
 from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_default_rule, register_rules
 
 # Which Partials pass, by the name of the op without namespace and overload.
@@ -199,16 +200,12 @@ def _cast(call: Call) -> RuleSpec:
         return "... -> ... ; pass 0"
     # A sum of rounded terms: within floats the rounding is that of the new dtype; from float to int it is not linear.
     # A term may be larger than the sum: the range must not shrink.
-    floats = _is_inexact(old) and _is_inexact(new) and not (old.is_complex and not new.is_complex)
+    floats = is_inexact(old) and is_inexact(new) and not (old.is_complex and not new.is_complex)
     floats = floats and torch.finfo(new).max >= 0.9 * torch.finfo(old).max
-    widens = not _is_inexact(old) and torch.bool not in (old, new) and torch.promote_types(old, new) == new
+    widens = not is_inexact(old) and torch.bool not in (old, new) and torch.promote_types(old, new) == new
     if floats or widens:
         return "... -> ... ; lin 0"
     return "... -> ..."
-
-
-def _is_inexact(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 register_rules(dict.fromkeys(_COPIES.split(), "... -> ... ; pass 0"))

@@ -9,8 +9,8 @@ import torch
 
 import phalanx.collectives as pc
 from phalanx.dtensor._dtensor_spec import normalize_placements
-from phalanx.dtensor._local_spec import waited
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
+from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import tree_flatten, tree_unflatten
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, Shard, SizedShard, split_dim
@@ -133,7 +133,7 @@ def _input(
                     f"wants {list(placements)}: redistribute it, or write redistribute_inputs=True"
                 )
             value = value.redistribute(placements=placements)
-    return waited(value.to_local(grad_placements=None if grad is None else grad[0]))
+    return wait_if_pending(value.to_local(grad_placements=None if grad is None else grad[0]))
 
 
 def _is_uneven(tensor: DTensor) -> bool:
@@ -173,7 +173,7 @@ def _output(name: str, index: int, value: Any, placements: PlacementType, mesh: 
                 f"{list(placements)}: write None"
             )
         return value
-    local = waited(value)
+    local = wait_if_pending(value)
     if placements is None:
         return DTensor.from_local(local, mesh)
     placed = normalize_placements(mesh, tuple(placements), local.ndim)
