@@ -62,6 +62,6 @@ from torch.distributed import _state_dict_utils
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 names = _state_dict_utils.DTensor, _fsdp_param.DTensor
 print([isinstance(phalanx.dtensor.DTensor.__new__(phalanx.dtensor.DTensor, __import__("torch").ones(2),
-    phalanx.dtensor.GridMesh((1,)), [phalanx.dtensor.Replicate()]), name) for name in names])
+    phalanx.dtensor.AbstractMesh((1,)), [phalanx.dtensor.Replicate()]), name) for name in names])
 """
     assert run(code) == "[True, True]"

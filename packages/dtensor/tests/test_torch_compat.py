@@ -42,7 +42,9 @@ def test_no_other_file_takes_private_names_of_torch():
 def test_placements_of_torch_are_what_they_were():
     theirs = placement_types._StridedShard(1, split_factor=2)
     assert (theirs.dim, int(theirs.split_factor)) == (1, 2), f"_StridedShard of torch has changed: {MEND}"
-    assert not theirs.is_shard(), f"a _StridedShard of torch is a shard now: {MEND}, and what placements.py says of it"
+    assert not theirs.is_shard(), (
+        f"a _StridedShard of torch is a shard now: {MEND}, and what placement_types.py says of it"
+    )
     assert placement_types.Placement() is not None, (
         "Placement of torch cannot be derived from any more: SizedShard does"
     )
@@ -79,7 +81,7 @@ def test_sizes_are_known_to_divide_or_not():
 
 
 def test_fully_shard_and_state_dicts_ask_the_names_that_are_replaced():
-    """Each name and each call of FSDP2 and of the state dicts of checkpoints that `_fsdp` and `checkpoint` rely on."""
+    """Each name and each call of FSDP2 and of the state dicts of checkpoints that `_fsdp` and `_checkpoint` rely on."""
     from torch.distributed import _state_dict_utils, fsdp
 
     found = []

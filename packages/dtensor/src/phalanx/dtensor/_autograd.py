@@ -23,7 +23,7 @@ from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.placement_types import Partial, Placement, Replicate, split_dim
 
-_native: Any = None  # the module of native.py, which does the same without Python where nothing is to be decided
+_native: Any = None  # the compiled module of _fastpath.py, which does the same where nothing is to be decided
 
 
 def use_native(module: Any) -> None:

@@ -1,4 +1,4 @@
-"""What torch.compile needs to know of DTensors.
+"""DTensors in torch.compile.
 
 A compiled function sees a DTensor as a tensor: its ops and methods go into the graph, and AOTAutograd runs them on fake
 local tensors, by the same Plans as outside. So a graph has the local ops and the collectives, with the names of groups

@@ -1,4 +1,4 @@
-"""Ops that no rule describes: what they do is not a function of values alone, or they take lists.
+"""Ops that no rule describes: their result does not depend on values alone, or they take lists.
 
 A handler is called with (op, args, kwargs), does everything, and returns what the op returns.
 """
@@ -62,7 +62,7 @@ def find(op: Any) -> Handler | None:
 
 
 def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:
-    """An algorithm of our own for a call whose rule would bring inputs together, or without one; None: none."""
+    """A communication-efficient algorithm for this call, whose rule would gather inputs or which has none; or None."""
     if choice is not None and not moves:
         return None
     given = _all_distributed(values)

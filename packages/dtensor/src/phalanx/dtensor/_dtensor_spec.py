@@ -125,7 +125,7 @@ class DTensorSpec:
 
     @property
     def local_runs(self) -> tuple[_layout.Runs, ...]:
-        """For each dim, the runs of global indices that this rank has (see `layout`): none outside the mesh."""
+        """For each dim, the runs of global indices that this rank has (see `_layout`): none outside the mesh."""
         found = self._local_runs
         if found is None:
             coordinate = coordinate_of(self.mesh)

@@ -1,7 +1,7 @@
-"""What is done for an op without a rule: it is decomposed into ops that have one, or every rank works on the whole.
+"""Ops without a rule: they are decomposed into ops that have one, or every rank works on the whole tensors.
 
-The second is right for every op, and dear: all inputs are brought to every rank. So it warns, once for each op, and in
-strict mode it is an error. Results are replicated; what the op writes into is brought back where it was.
+The second is always correct but expensive: all inputs are gathered on every rank. So it warns, once for each op, and in
+strict mode it is an error. Results are replicated; tensors that the op writes into keep their placements.
 """
 
 import warnings

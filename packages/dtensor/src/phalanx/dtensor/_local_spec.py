@@ -1,4 +1,4 @@
-"""What `from_local` and `distribute_tensor` need to know: the spec of what ranks have, and the part of a rank."""
+"""Helpers that derive a spec from a local tensor, and a local tensor from a whole one."""
 
 from collections.abc import Sequence
 from typing import Any

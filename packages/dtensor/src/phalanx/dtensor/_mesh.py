@@ -1,4 +1,4 @@
-"""Meshes as specs see them: torch's DeviceMesh, or an AbstractMesh; and which of them are one mesh."""
+"""Meshes of specs: torch's DeviceMesh, or an AbstractMesh; equal meshes have one id."""
 
 import itertools
 import os
@@ -15,7 +15,7 @@ from phalanx.dtensor._torch_compat import mesh_key
 
 
 class AbstractMesh:
-    """A mesh without ranks behind it: the shape, and the coordinate at which one pretends to be.
+    """A mesh without ranks: its shape, and the simulated coordinate of this rank.
 
     For layouts and rules where no process group exists: planning, tests, explanations. Nothing can communicate over it.
 
@@ -103,30 +103,30 @@ def describe(mesh: Mesh) -> str:
     return f"({', '.join(f'{name}={size}' for name, size in zip(names, mesh.shape, strict=True))})"
 
 
-# ---- which meshes are one -------------------------------------------------------------------------------------------
+# ---- which meshes are equal ------------------------------------------------------------------------------------------
 #
 # Users make equal meshes over and over: `mesh["tp"]` is a new object each time. Equal ones, seen from one coordinate,
-# get one token, by which specs know them. (torch's equality leaves out the coordinate, in which ranks that are threads
+# have one id, which specs compare. (torch's equality leaves out the coordinate, in which ranks that are threads
 # differ.) A mesh whose process groups were destroyed is equal to no mesh that is made afterwards.
 
-mesh_ids: dict[int, int] = {}  # id of a living mesh -> its token; specs look here first
+mesh_ids: dict[int, int] = {}  # id() of a living mesh -> its id; specs look here first
 _families: dict[Hashable, "_Family"] = {}
-_tokens = itertools.count(1)
+_ids = itertools.count(1)
 _lock = threading.RLock()  # reentrant: the garbage collector may call _forget anywhere
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-# A mesh, and the process groups that it had when it got its token.
+# A mesh, and the process groups that it had when it got its id.
 _Member: TypeAlias = tuple[weakref.ref[Mesh], tuple[Any, ...]]
 
 
 class _Family:
-    """The living meshes that have one token."""
+    """The living meshes that have one id."""
 
-    __slots__ = ("members", "token")
+    __slots__ = ("members", "mesh_id")
 
     def __init__(self) -> None:
-        self.token = next(_tokens)
+        self.mesh_id = next(_ids)
         self.members: dict[int, _Member] = {}
 
     def is_usable(self) -> bool:
@@ -168,8 +168,8 @@ def mesh_id(mesh: Mesh) -> int:
         if family is None or not family.is_usable():
             family = _families[key] = _Family()
         family.members[id(mesh)] = weakref.ref(mesh, partial(_forget, id(mesh), key, family)), groups
-        mesh_ids[id(mesh)] = family.token
-    return family.token
+        mesh_ids[id(mesh)] = family.mesh_id
+    return family.mesh_id
 
 
 def _forget(
@@ -180,12 +180,12 @@ def _forget(
     *,
     # Held here, since the names are gone when the interpreter ends.
     lock: Any = _lock,
-    tokens: dict[int, int] = mesh_ids,
+    ids: dict[int, int] = mesh_ids,
     families: dict[Hashable, _Family] = _families,
 ) -> None:
     with lock:
         member = family.members.get(number)
         if member is not None and member[0] is ref:
-            del family.members[number], tokens[number]
+            del family.members[number], ids[number]
         if not family.members and families.get(key) is family:
             del families[key]

@@ -45,7 +45,7 @@ class OpPlan:
 
     Attributes:
         run: Called with (op, args, kwargs): does it.
-        call: What runs on the local tensors, if that is all: then `dispatch` or native code does it, without `run`.
+        call: What runs on the local tensors, if that is all: then `_dispatch` or native code does it, without `run`.
             None otherwise, and then the next four say nothing.
         sizes: (argument, value): what else it is called with.
         direct: The spec of the result, if there is one result.

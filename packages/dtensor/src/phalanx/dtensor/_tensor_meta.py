@@ -1,4 +1,4 @@
-"""What an op returns for whole tensors: shapes, strides, dtypes, from torch's own kernels for meta tensors."""
+"""Shapes, strides and dtypes of what an op returns for whole tensors, from torch's own kernels for meta tensors."""
 
 from collections.abc import Callable, Sequence
 from functools import cache

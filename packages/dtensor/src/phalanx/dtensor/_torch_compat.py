@@ -263,12 +263,13 @@ def current_mesh(who: str) -> DeviceMesh:
     Raises:
         RuntimeError: There is none.
     """
-    from torch.distributed.device_mesh import _mesh_resources
-
+    found: DeviceMesh | None = None
     try:
-        found: DeviceMesh | None = _mesh_resources.get_current_mesh()
-    except (AttributeError, RuntimeError):
-        found = None
+        from torch.distributed.device_mesh import _mesh_resources
+
+        found = _mesh_resources.get_current_mesh()
+    except (AttributeError, ImportError, RuntimeError):
+        pass
     if found is None:
         raise RuntimeError(f"{who}: no mesh was given: give one, or write `with mesh:` around the call")
     return found
@@ -573,7 +574,7 @@ def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:
 
 
 # FSDP2 and the state dicts of checkpoints know torch's own DTensor only, by `isinstance` in the modules below. There
-# is no place where another class could be registered, so `_fsdp` and `checkpoint` put other names into these modules:
+# is no place where another class could be registered, so `_fsdp` and `_checkpoint` put other names into these modules:
 # classes derived from torch's, and a class of which DTensors of both packages are instances. Read in 2.13; a
 # version that makes the spec of a sharded parameter elsewhere stays as it is.
 

@@ -1,4 +1,4 @@
-"""Fills local tensors with their elements of a random tensor; random.py has keys, phalanx.core.random the values."""
+"""Fills local tensors with their elements of a random tensor: `state` has keys, phalanx.core.random the values."""
 
 from functools import cache, lru_cache
 from itertools import product

@@ -13,13 +13,12 @@ Which ops are here, and how what they read and write is placed:
 
 The other ops with torch.Tag.nondeterministic_seeded that take a tensor go through `seeded_fallback`: poisson, binomial,
 _standard_gamma, _sample_dirichlet (their numbers of draws differ from element to element), attention with dropout and
-recurrent layers with dropout (composites of one kernel). Every rank computes the whole from one key: right, and
-dear. Ops that torch decomposes before they arrive (dropout, alpha_dropout, feature_dropout, rrelu) arrive as those
-above. Those without a tensor (rand, randperm) are never asked of a DTensor: factories.py has what makes one. Variants
-with `out=` are written back by dispatch.
+recurrent layers with dropout (composites of one kernel). Every rank computes the whole tensor from one key: always
+correct, but expensive. Ops that torch decomposes before they arrive (dropout, alpha_dropout, feature_dropout, rrelu)
+arrive as those above. Ops without a tensor (rand, randperm) are never dispatched to a DTensor: `_factories` makes one.
+Variants with `out=` are written back by `_fallback`.
 
-In a compiled function keys and values are ops of the graph (random_traced.py); what goes through `seeded_fallback`
-cannot be there.
+In a compiled function keys and values are ops of the graph (`traced`); ops of `seeded_fallback` cannot be there.
 
 Values are exact: on CPU and CUDA, whichever shard they are in, the bits are the same.
 """

@@ -45,7 +45,7 @@ _thread = _OfThread()
 # Where the ranks agree: the process groups of meshes. Mesh objects come and go, on each rank at another time; groups
 # end on all ranks at once. Under the first group of a mesh are the names of all of its groups.
 _agreed: "weakref.WeakKeyDictionary[Any, set[tuple[str, ...]]]" = weakref.WeakKeyDictionary()
-_agreed_tokens: set[int] = set()  # of living meshes: what is asked first
+_agreed_mesh_ids: set[int] = set()  # of living meshes: what is asked first
 
 
 # ---- generators -----------------------------------------------------------------------------------------------------
@@ -107,9 +107,9 @@ def agree(mesh: Mesh) -> None:
 
     Source: what OffsetBasedRNGTracker of torch does when it is made, there for all ranks at once.
     """
-    if mesh_id(mesh) in _agreed_tokens:
+    if mesh_id(mesh) in _agreed_mesh_ids:
         return
-    _agreed_tokens.add(mesh_id(mesh))
+    _agreed_mesh_ids.add(mesh_id(mesh))
     groups = _groups_to_agree(mesh)
     if groups:
         agree_among(groups, mesh.device_type, describe(mesh))
@@ -200,7 +200,7 @@ def manual_seed(seed: int, device_mesh: Mesh) -> None:
         _thread.seed = torch.default_generator.initial_seed()
     else:
         torch.manual_seed(seed)
-    _agreed_tokens.add(mesh_id(device_mesh))
+    _agreed_mesh_ids.add(mesh_id(device_mesh))
     groups = _groups_to_agree(device_mesh)
     if groups:
         _mark_groups(groups)

@@ -1,7 +1,7 @@
-"""Running the steps of a transfer: the collectives of phalanx.collectives behind the calls of `pieces`.
+"""Running the steps of a plan: the collectives of phalanx.collectives for the calls of `local_steps`.
 
 Groups are given by name, which is a constant for torch.compile and the fastest form otherwise. A call gives a tensor
-that may still be on its way; what a local step reads is waited for.
+that may be pending; a local step waits for what it reads.
 """
 
 from collections.abc import Callable, Sequence
