@@ -106,7 +106,7 @@ def loaded(rank, size, path, shape, names):
 
 
 def submesh(rank, size, path):
-    """Of a tensor on some ranks only the others write and read nothing."""
+    """A rank outside the mesh of a tensor writes and reads nothing."""
     mesh = dist.DeviceMesh("cpu", [0, 2])
     x = distribute_tensor(whole((5, 2)), mesh, [Shard(0)])
     dcp.save({"x": x}, checkpoint_id=path)

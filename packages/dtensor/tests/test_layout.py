@@ -165,7 +165,7 @@ def test_blocks_carry_every_element_from_one_layout_to_another(case):
         found = torch.full([len(have) for have in to_indices], -1)
         times = torch.zeros_like(found)
         for at in coordinates(source_mesh):
-            # Of the ranks that have the same, one sends.
+            # One of the ranks that have the same elements sends.
             if any(index and isinstance(p, Replicate | Partial) for index, p in zip(at, source, strict=True)):
                 continue
             local = take(whole, local_indices(shape, source_mesh, source, at))

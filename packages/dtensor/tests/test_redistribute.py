@@ -78,7 +78,7 @@ def locals_of(mesh_shape, placements, shape, dtype=torch.float64):
         # Ranks that differ only where nothing is Partial have the same term.
         key = tuple(c for c, p in zip(coordinate, placements, strict=True) if isinstance(p, Partial))
         if key not in terms:
-            # Of which averages over the ranks are exact.
+            # Averages of these over the ranks are exact.
             terms[key] = torch.randint(-4, 5, shape, generator=generator).mul(144).to(dtype)
     term_at = {
         coordinate: terms[tuple(c for c, p in zip(coordinate, placements, strict=True) if isinstance(p, Partial))]

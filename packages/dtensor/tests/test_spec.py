@@ -254,7 +254,7 @@ def test_ranks_that_are_threads_have_specs_of_their_own():
 
 
 def test_equal_meshes_are_one_as_long_as_any_of_them_lives(fake_ranks):
-    # Of two dims, each mesh has groups of its own.
+    # Each mesh of two dims has groups of its own.
     first, second = init_device_mesh("cpu", (2, 4)), init_device_mesh("cpu", (2, 4))
     assert first.get_group(1) is not second.get_group(1)
     number = mesh_id(first)

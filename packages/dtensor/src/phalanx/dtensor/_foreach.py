@@ -131,7 +131,7 @@ def unscale(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A fused step: every state and gradient is brought where its parameter is, and the op runs on local tensors."""
+    """A fused step on local tensors: states and gradients are redistributed to the placements of their parameter."""
     values = bound(op, args, kwargs)
     parameters = values[0]
     written = set(written_arguments(op))

@@ -6,7 +6,7 @@ for a DTensor of this package is how local tensors are wrapped, and that is all 
 
     sharded parameter      DTensor on the joined mesh, [StridedShard(0, 2), Shard(0)] for [Shard(0)] over 2 ranks of tp
     unsharded parameter    DTensor on the mesh that it had, with its placements: what parallel styles work with
-    gradient               brought to the placements of the unsharded parameter, then sharded like the parameter
+    gradient               redistributed as the unsharded parameter, then sharded like the parameter
 
 A parameter that is a plain tensor is a DTensor of this package, too, while it is sharded, if FSDP manages it together
 with one that is: on the same joined mesh, replicated over the mesh dims that it does not know. All parameters of a
@@ -62,7 +62,7 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
             if not isinstance(param, DTensor):
                 data = super()._init_sharding_spec(param, fsdp_placement, shard_dim)
                 if not self.is_dtensor:
-                    self._sharding_spec = _beside(
+                    self._sharding_spec = _plain_spec(
                         getattr(making, "siblings", ()), self._sharding_spec, self.mesh_info.mesh
                     )
                 return data
@@ -103,7 +103,7 @@ def _sharded(spec: DTensorSpec, theirs: Any, dim: int, mesh_info: Any) -> DTenso
     """The spec of the shard of a parameter, where torch would give it `theirs`.
 
     Args:
-        spec: That of the parameter before.
+        spec: The spec of the parameter before.
         theirs: The spec that torch makes.
         dim: The dim of the tensor that FSDP shards.
         mesh_info: What FSDP knows of its mesh.
@@ -150,7 +150,7 @@ def _is_sharded_last(spec: DTensorSpec, made: DTensorSpec, dim: int, mesh_dim: i
     return True
 
 
-def _beside(siblings: Sequence[Any], theirs: Any, data_parallel: Any) -> Any:
+def _plain_spec(siblings: Sequence[Any], theirs: Any, data_parallel: Any) -> Any:
     """The spec of the shard of a plain parameter: on the mesh of those of its siblings that are of this package.
 
     Args:

@@ -3,7 +3,7 @@
     ours = from_torch(theirs)       # nothing is copied, nothing is sent
     theirs = to_torch(ours)
 
-Both are differentiable. In the backward pass a gradient goes over as it is, and is brought to the placements that a
+Both are differentiable. In the backward pass a gradient is wrapped as it is, and redistributed to the placements that a
 gradient of the tensor has: its own, with Replicate for Partial.
 """
 

@@ -1,13 +1,13 @@
-"""Which elements of a tensor lie where: index arithmetic on shapes, mesh shapes and placements. No mesh, no tensor, no
-communication.
+"""Index arithmetic on shapes, mesh shapes and placements: which rank has which elements of a tensor. No mesh, no
+tensor, no communication.
 
-Placements split in the order of the mesh dims: each splits what the earlier ones left of its dim. Of each dim a rank
+Placements split in the order of the mesh dims: each splits what the earlier ones left of its dim. For each dim a rank
 has *runs*: (start, length) of stretches of global indices, ascending and disjoint, whose elements lie one after the
 other in the local tensor. Shard and SizedShard leave one run of each, StridedShard up to `split_factor`. A local tensor
 has the product of the runs of its dims.
 
-Sizes may be SymInts in what gives shapes, offsets and runs (then runs may be empty, and their number depends on the
-placements alone); the inverse functions need ints. Shapes and placements are taken as `DTensorSpec` checks them: one
+Sizes may be SymInts in the functions that give shapes and runs (then runs may be empty, and their number depends on the
+placements alone); `overlap` and `blocks` need ints. Shapes and placements are taken as `DTensorSpec` checks them: one
 placement for each mesh dim, dims in range and not negative.
 """
 
@@ -111,7 +111,7 @@ def _tidy(runs: Runs) -> Runs:
 
 
 def select(runs: Runs, parts: Runs) -> Runs:
-    """Of the elements of `runs`, in order, those at the positions `parts`: as runs of what `runs` has runs of."""
+    """The elements of `runs` at the positions `parts`, as runs of global indices."""
     if len(runs) == 1:
         begin = runs[0][0]
         return _tidy(tuple((begin + start, length) for start, length in parts))
@@ -160,7 +160,7 @@ def global_shape(
 ) -> tuple[IntLikeType, ...]:
     """The shape of the whole tensor, if every rank has a local tensor of the same shape as this one.
 
-    Of a dim that a SizedShard splits first, it is the sum of its sizes.
+    The size of a dim that a SizedShard splits first is the sum of its sizes.
     """
     sizes = list(local)
     for num_pieces, placement in zip(reversed(mesh_shape), reversed(placements), strict=True):
@@ -225,8 +225,8 @@ def blocks(source: Sequence[Runs], target: Sequence[Runs]) -> Iterator[Block]:
     """The boxes of elements that two local tensors of one global tensor have in common, each element in one of them.
 
     Args:
-        source: The runs of each dim of the one, from `local_runs`.
-        target: Those of the other; its mesh and placements may be different.
+        source: The runs of each dim of one local tensor, from `local_runs`.
+        target: The runs of the other; its mesh and placements may be different.
     """
     for parts in product(*(overlap(a, b) for a, b in zip(source, target, strict=True))):
         yield Block(

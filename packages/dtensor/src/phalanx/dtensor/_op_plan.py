@@ -27,7 +27,7 @@ Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One input that is brought to other placements before the op runs.
+    """One input that is redistributed before the op runs.
 
     Attributes:
         argument: The argument, counted in the op's schema.
@@ -203,10 +203,10 @@ class RulePlan(OpPlan):
             op: What runs on the local tensors.
             moves: The communication before.
             work: What this rank does differently; None on a rank outside the mesh.
-            specs: Of the results, as the rule counts them.
+            specs: The specs of the results, as the rule counts them.
             shape: The form of what the op returns: (type, entries), where an entry is the number of a spec or None.
             text: The rule.
-            bounds: What is to be checked of indices.
+            bounds: The checks of indices.
         """
         super().__init__(self._run, moves=moves, text=text, specs=specs)
         self.local_op = op

@@ -213,7 +213,7 @@ def matched(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> Mat
 def moves_of(
     leaves: Sequence[Leaf], specs: Sequence[DTensorSpec], choice: Choice, special: Sequence[AnyPlacement | None]
 ) -> tuple[Move, ...]:
-    """What has to be brought where before the op."""
+    """The inputs that are redistributed before the op."""
     moves: list[Move] = []
     for (argument, place, _), spec, wanted in zip(leaves, specs, choice.inputs, strict=True):
         kept = tuple(now if one is None else one for now, one in zip(spec.placements, wanted, strict=True))

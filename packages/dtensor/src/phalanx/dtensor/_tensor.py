@@ -251,7 +251,7 @@ class DTensor(torch.Tensor):
             placements: One for each mesh dim; no Partial that it has not already.
             async_op: Return before the communication is done: the first use of the result waits.
             forward_dtype: Convert to this dtype first.
-            backward_dtype: Convert the gradient to this dtype before it is brought back.
+            backward_dtype: Convert the gradient to this dtype before it is redistributed.
 
         Raises:
             RuntimeError: Placements are missing, or one is a Partial that the tensor has not.

@@ -112,11 +112,11 @@ def _takes_scores(argument: int) -> Any:
 
 
 class _Picked:
-    """What targets pick of scores whose classes are sharded. Collective where the target has to be brought here.
+    """The scores that targets select, where the classes are sharded. Collective where the target is redistributed.
 
     Attributes:
         dim: The dim of the classes.
-        placements: Those of the target: the scores', whole on the mesh dims that cut the classes.
+        placements: The placements of the target: as the scores, but replicated on the mesh dims that cut the classes.
         mesh_dims: The mesh dims that cut the classes; and `others`, those that cut something else.
         counts: Where a target counts: it is not the ignored one.
         index: Its place among the classes of this rank, with 0 where it is not `here`.

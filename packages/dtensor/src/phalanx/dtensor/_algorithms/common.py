@@ -77,7 +77,7 @@ def gathered(part: torch.Tensor, mesh: Mesh, mesh_dims: Sequence[int]) -> torch.
     """What each rank of some mesh dims has, stacked in the order of the pieces. Collective.
 
     Args:
-        part: Of the same shape on every rank.
+        part: A tensor of the same shape on every rank.
         mesh: The mesh.
         mesh_dims: The mesh dims, ascending: the last one is the innermost.
     """

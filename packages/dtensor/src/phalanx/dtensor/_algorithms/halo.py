@@ -25,7 +25,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Halo:
-    """Who has what of the dim that is cut, and who needs what.
+    """Which rank has which range of the dim that is cut, and which range each needs.
 
     Attributes:
         mesh_dim: The mesh dim that cuts.

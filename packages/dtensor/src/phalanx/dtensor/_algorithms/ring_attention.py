@@ -144,9 +144,9 @@ def ring_attention(
 
     Args:
         query, key, value: This rank's parts, (batch, heads, sequence, features), of one floating dtype, on the CPU.
-        ring: Who has what.
+        ring: Which rank has which positions.
         causal: Whether a query sees only keys up to its position.
-        scale: Of the scores; 1/sqrt(features) by default.
+        scale: The factor of the scores; 1/sqrt(features) by default.
 
     Returns:
         The output, as the query; and the log-sum-exp of the scores, (batch, heads, sequence), which the backward needs.

@@ -35,7 +35,7 @@ def moments(local: torch.Tensor, spec: DTensorSpec, dims: Sequence[int]) -> tupl
 
     Args:
         local: The local tensor, of floats.
-        spec: Of the tensor; Shard and Replicate only.
+        spec: The spec of the tensor; Shard and Replicate only.
         dims: The dims to reduce; they are left with size 1.
     """
     cut = sorted({mesh_dim for dim in dims for mesh_dim in spec.mesh_dims_of(dim)})
@@ -88,7 +88,7 @@ def variance(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor, given, correction, keepdim = bound(op, args, kwargs)
     local, spec = without_partial(tensor)
     dims = _dims(spec, given)
-    # Of 16-bit floats torch takes moments in float32, too.
+    # torch takes moments of 16-bit floats in float32, too.
     exact = local.float() if local.dtype.itemsize < 4 else local
     mean, squares, count = moments(exact, spec, dims)
     left = count - (1 if correction is None else correction)

@@ -113,7 +113,7 @@ def fill_runs(
 
 
 def _where(device: torch.device) -> dict[str, Any] | None:
-    """What the core is told of memory of a device: of a GPU the current stream. None: it cannot write there."""
+    """The keyword arguments of the core for memory of a device, with the current stream of a GPU; None: not served."""
     if device.type == "cpu":
         return {}
     if device.type != "cuda" or not _fills_on(device.index):

@@ -8,7 +8,7 @@ Which ops are here, and how what they read and write is placed:
                                              reduction is the value: all of it on the first rank of the mesh dim and
                                              nothing on the others, or, where the reduction allows it, all on each
     read elementwise (dropout, bernoulli(p)) any placement; a Partial is reduced first
-    read by rows (multinomial)               the last dim is brought together first
+    read by rows (multinomial)               the last dim is gathered first
     random_like(x)                           the placements of x, with Replicate for Partial
 
 The other ops with torch.Tag.nondeterministic_seeded that take a tensor go through `seeded_fallback`: poisson, binomial,

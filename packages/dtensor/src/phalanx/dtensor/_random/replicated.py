@@ -74,7 +74,7 @@ def _check_probabilities(op: Any, p: Any, local: torch.Tensor) -> None:
 def seeded_fallback(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run a random op with every input whole on every rank, from one key: ranks get the same, whatever the mesh.
 
-    Collective. Results are replicated; a tensor that the op writes into is brought back where it was.
+    Collective. Results are replicated; a tensor that the op writes into keeps its placements.
 
     Raises:
         RuntimeError: It is called in a compiled function.

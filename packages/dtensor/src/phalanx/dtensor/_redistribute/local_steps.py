@@ -31,10 +31,10 @@ class Call(NamedTuple):
         mesh_dim: The mesh dim; -1 for an exchange among `peers` of several mesh dims.
         dim: The dim of the tensor.
         op: The reduction.
-        peers: Of an exchange: numbers of the ranks, ascending.
-        sent: Of an exchange: how many elements go to each peer.
-        received: Of an exchange: how many elements come from each.
-        sizes: Of `dim` on each rank of the group.
+        peers: For an exchange, the numbers of the ranks, ascending.
+        sent: For an exchange, how many elements go to each peer.
+        received: For an exchange, how many elements come from each.
+        sizes: The size of `dim` on each rank of the group.
     """
 
     name: str
@@ -147,10 +147,10 @@ def _partial(op: str, first: bool) -> Action:
 
 
 def _all_reduce(op: str, place: Place, mesh_dim: int) -> Action:
-    road, dtype, ranks = reduction_path(op, place.dtype), place.dtype, place.mesh_shape[mesh_dim]
-    if road == "direct":
+    path, dtype, ranks = reduction_path(op, place.dtype), place.dtype, place.mesh_shape[mesh_dim]
+    if path == "direct":
         return Action(None, Call("all_reduce", mesh_dim, op=op), None)
-    if road == "float32":
+    if path == "float32":
         return Action(lambda x: x.to(torch.float32), Call("all_reduce", mesh_dim, op=op), lambda x: x.to(dtype))
     wide = torch.complex64 if dtype == torch.complex32 else dtype
 

@@ -212,11 +212,11 @@ class Planner:
         elif type(source) is Partial:
             if not _may_reduce(placed, mesh_dim):
                 return None
-            road = reduction_path(source.reduce_op, self.dtype)
+            path = reduction_path(source.reduce_op, self.dtype)
             if new is None:
                 collective = "all_reduce"
-                sent *= {"direct": 2.0, "gather": float(ranks), "float32": 8.0}[road]
-            elif road != "direct":
+                sent *= {"direct": 2.0, "gather": float(ranks), "float32": 8.0}[path]
+            elif path != "direct":
                 return None
             else:
                 collective, sent = "reduce_scatter", sent * self._waste(after, mesh_dim, target)
@@ -256,7 +256,7 @@ class Planner:
         return Step("exchange", dims, placed, after, round(sent), cost + local / self.model.copy_bytes_per_us)
 
     def _traffic(self, placed: Placed, after: Placed) -> tuple[float, float, tuple[int, ...]]:
-        """Of an exchange: bytes that a rank sends on average, and at most; the mesh dims over which any are sent."""
+        """(bytes that a rank sends in an exchange on average, and at most, the mesh dims over which any are sent)."""
         if prod(self.mesh_shape) > _MOST_COUNTED:
             kept = prod(n for one, n in zip(after, self.mesh_shape, strict=True) if split_dim(one) is not None)
             sent = self.whole_bytes / kept
@@ -365,7 +365,7 @@ class Planner:
 
 
 def serves(source: Placed, sender: Sequence[int], receiver: Sequence[int]) -> bool:
-    """Whether one rank of a mesh sends to another what it has and that one needs: of several that have it, one does."""
+    """Whether one rank of a mesh sends what another needs: one of the ranks that have it does."""
     return all(
         split_dim(placement) is not None or a == b for placement, a, b in zip(source, sender, receiver, strict=True)
     )
@@ -374,8 +374,8 @@ def serves(source: Placed, sender: Sequence[int], receiver: Sequence[int]) -> bo
 def exchange_dims(source: Placed, target: Placed, mesh_shape: Sequence[int]) -> tuple[int, ...]:
     """The mesh dims over which an exchange may send.
 
-    Of those that change, and of those that split the same dims further in, those that the source splits: over others
-    each rank has what its neighbours have.
+    An exchange may change the mesh dims whose placement changes, and later ones that split the same dims. It sends over
+    those of them that the source splits: over others each rank has what its neighbours have.
     """
     found = {at for at, (now, then) in enumerate(zip(source, target, strict=True)) if now != then}
     changed = {dim for at in found for one in (source[at], target[at]) if (dim := split_dim(one)) is not None}

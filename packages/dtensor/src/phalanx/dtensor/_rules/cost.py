@@ -31,11 +31,11 @@ _MOST_TRIED = 4096
 
 @dataclass(frozen=True)
 class MeshDimCost:
-    """What communication over one mesh dim costs; all in microseconds.
+    """The cost of communication over one mesh dim; times are in microseconds.
 
     Attributes:
         size: How many ranks.
-        latency_us: Of one collective.
+        latency_us: The latency of one collective.
         bytes_per_us: Bytes that a rank can send in a microsecond.
     """
 
@@ -104,7 +104,7 @@ class Choice:
     Attributes:
         strategies: One for each mesh dim.
         cost_us: The estimate.
-        inputs: The placements that each input is brought to; None where it stays as it is.
+        inputs: The placements to which each input is redistributed; None where it stays as it is.
         outputs: The placements of each output.
     """
 
@@ -174,7 +174,7 @@ def _uneven_dims(match: Match, model: CostModel) -> list[set[tuple[int, int]]]:
 
 
 def _cuts(strategy: Strategy, placements: Sequence[Placement], uneven: set[tuple[int, int]]) -> bool:
-    """Whether an input would be brought to a Shard of one of these dims."""
+    """Whether an input would be redistributed to a Shard of one of these dims."""
     return bool(uneven) and any(
         isinstance(target, Shard) and source != target and (index, target.dim) in uneven
         for index, (source, target) in enumerate(zip(placements, strategy.inputs, strict=True))

@@ -43,7 +43,7 @@ def _of_all(op: str, passes: str) -> RuleFunction:
 
 def _of_bools(write: RuleFunction, passes: str) -> RuleFunction:
     def with_passes(call: Call) -> RuleSpec:
-        # Of other dtypes a maximum above 0 is not what `any` looks for.
+        # For other dtypes a maximum above 0 is not what `any` looks for.
         return f"{write(call)}{passes if call.tensors[0].dtype == torch.bool else ''}"
 
     return with_passes

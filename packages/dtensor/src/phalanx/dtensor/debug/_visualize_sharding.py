@@ -52,7 +52,7 @@ def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -
     """Print which rank has which rows and columns of a tensor. Not collective: only the first rank of the mesh prints.
 
     Args:
-        dtensor: A DTensor of up to two dims. Of one that is empty nothing is printed.
+        dtensor: A DTensor of up to two dims. Nothing is printed for an empty one.
         header: A line above the table.
         use_rich: Colours, each set of ranks with its own, as the terminal's escape sequences; no package is needed.
 

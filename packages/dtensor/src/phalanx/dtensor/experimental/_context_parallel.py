@@ -77,7 +77,7 @@ def context_parallel(
         buffers: What depends on the position: inputs, labels, position embeddings. No parameters, nothing that
             autograd has recorded.
         buffer_seq_dims: The dim of the sequence in each.
-        no_restore_buffers: Those of them that need not be made whole again at the end.
+        no_restore_buffers: The buffers that need not be made whole again at the end.
 
     Raises:
         ValueError: `buffer_seq_dims` is not one dim for each buffer, a buffer has no such dim or is the result of an op
@@ -404,7 +404,7 @@ def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_
     """The whole tensors of which ranks have the parts that `context_parallel` gives them. Collective over the mesh.
 
     Args:
-        mesh: That of the context.
+        mesh: The mesh of the context.
         buffers: This rank's parts.
         seq_dims: The dim of the sequence in each.
 

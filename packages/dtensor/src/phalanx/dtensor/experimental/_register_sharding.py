@@ -32,9 +32,9 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
             return [whole, *(([Shard(d)], [Shard(d), None]) for d in range(x.ndim) if d != dim % x.ndim)]
 
     It gets the arguments of a call, tensors as objects with `shape`, `ndim` and `dtype`, and returns either a text, or
-    pairs (placements of the outputs, placements of the arguments), each a way to shard one mesh dim; None stands for
-    what is no tensor. Of these only what cuts dims into equal parts is used, since nothing tells how the op treats
-    others; with whole tensors an op may always run.
+    pairs (placements of the outputs, placements of the arguments), each a way to shard one mesh dim; None stands for an
+    argument that is no tensor. Only pairs that cut dims into equal parts are used, since the op may treat others in any
+    way; with whole tensors an op may always run.
 
     Args:
         op: An OpOverload, or several.

@@ -65,7 +65,7 @@ def as_placed(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts,
         tensor: A plain tensor, which is a local tensor of placements `given`; or a DTensor, of any placements.
         mesh: The mesh.
         given: The placements of a plain tensor.
-        wanted: Those of the result.
+        wanted: The placements of the result.
         asker: The module for which it is.
     """
     if torch.compiler.is_compiling() or not (_last.depth and tensor.requires_grad and torch.is_grad_enabled()):
