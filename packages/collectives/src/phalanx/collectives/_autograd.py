@@ -22,7 +22,7 @@ from torch.autograd import Function
 
 from phalanx.collectives import _torch_compat
 from phalanx.collectives._op_table import BLOCKING, BROADCAST_BACKWARD, FORMS, Collective, Form
-from phalanx.collectives._reductions import check_differentiable
+from phalanx.collectives.reductions import check_differentiable
 
 
 def _waited(started: torch.Tensor) -> torch.Tensor:

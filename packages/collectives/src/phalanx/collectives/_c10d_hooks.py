@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 
 from phalanx.collectives import _recording, _torch_compat
-from phalanx.collectives._call_rows import PLAIN_REDUCTIONS
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._op_table import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Collective
 from phalanx.collectives._process_group import ensure_initialized
+from phalanx.collectives.reductions import REDUCTIONS
 
 # What torch appends, by the name of the function. Those on the right are the names of torch 2.12 and before.
 _OPS: dict[str, Collective] = {
@@ -25,7 +25,7 @@ _OPS: dict[str, Collective] = {
     "reduce_scatter_single": REDUCE_SCATTER,
     "reduce_scatter_tensor": REDUCE_SCATTER,
 }
-_REDUCTIONS = {getattr(dist.ReduceOp, name.upper()): name for name in PLAIN_REDUCTIONS}
+_REDUCTIONS = {getattr(dist.ReduceOp, name.upper()): name for name in REDUCTIONS}
 _KIND = type(dist.ReduceOp.SUM)
 
 _lock = threading.Lock()

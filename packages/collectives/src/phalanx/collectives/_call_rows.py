@@ -1,84 +1,13 @@
-"""How the core reads tensors of torch: element types, reductions, memory, and the rows of phx_coalesced."""
+"""How the core reads tensors of torch: their memory, and the rows of phx_coalesced."""
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
-from phalanx.collectives._reductions import REDUCTIONS
-from phalanx.core import DType, ReduceOp, UnsupportedError, ffi
-
-# ---- element types ---------------------------------------------------------------------------------------------------
-
-
-class ElementType(NamedTuple):
-    """How the core sees elements of a torch dtype.
-
-    Attributes:
-        code: PHX_*.
-        lanes: How many of the core's elements make one of torch's.
-        reduces: "all" reductions, "sums" only, or "none": then they are moved as bytes.
-    """
-
-    code: int
-    lanes: int
-    reduces: str
-
-
-_NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
-_TYPES: dict[torch.dtype, ElementType] = {
-    getattr(torch, name): ElementType(int(DType[name.upper()]), 1, "all") for name in (*_NUMBERS, "uint64", "bool")
-}
-for _complex, _half in (
-    (torch.complex32, DType.FLOAT16),
-    (torch.complex64, DType.FLOAT32),
-    (torch.complex128, DType.FLOAT64),
-):
-    _TYPES[_complex] = ElementType(int(_half), 2, "sums")
-
-
-def element_type(dtype: torch.dtype) -> ElementType:
-    """How the core sees elements of a dtype."""
-    found = _TYPES.get(dtype)
-    if found is None:  # such as 8-bit floats
-        found = _TYPES[dtype] = ElementType(int(DType.UINT8), dtype.itemsize, "none")
-    return found
-
-
-PLAIN_CODES = {dtype: each.code for dtype, each in _TYPES.items() if each.lanes == 1}  # whatever can be done with them
-
-# Those without a factor, which a call has no place for.
-PLAIN_REDUCTIONS = {name: number for name, number in REDUCTIONS.items() if number != ReduceOp.PREMUL_SUM}
-
-
-def reduction_of(operation: str, name: str, dtype: torch.dtype) -> int:
-    """The number of a reduction.
-
-    Raises:
-        ValueError: There is no such reduction, or it needs a factor.
-        UnsupportedError: Not for this dtype.
-    """
-    number = REDUCTIONS.get(name) or REDUCTIONS.get(str(name).lower())
-    if number is None:
-        raise ValueError(f"Invalid reduce operation {name}")
-    if number == ReduceOp.PREMUL_SUM:
-        raise ValueError(
-            f"{operation}: premul_sum needs a factor, which there is no argument for: multiply the input by it and use "
-            "sum"
-        )
-    reduces = element_type(dtype).reduces
-    if reduces == "all" or (reduces == "sums" and number in (ReduceOp.SUM, ReduceOp.AVG)):
-        return number
-    if reduces == "sums":
-        raise UnsupportedError(
-            f"{operation}: only sum and avg are defined for {dtype}; reduce torch.view_as_real(input) instead"
-        )
-    raise UnsupportedError(
-        f"{operation}: a tensor of {dtype} can be moved but not reduced; convert it to float32 or bfloat16 first"
-    )
-
+from phalanx.core import ffi
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
 

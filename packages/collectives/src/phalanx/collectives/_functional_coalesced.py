@@ -12,8 +12,8 @@ from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import check_dim, parts_first
 from phalanx.collectives._op_table import Collective
 from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, traced_name, traced_size
-from phalanx.collectives._reductions import check_reduction
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
+from phalanx.collectives.reductions import check_reduction
 
 
 def all_reduce_coalesced(

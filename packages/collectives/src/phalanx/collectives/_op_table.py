@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from phalanx.collectives._reductions import check_reduction
+from phalanx.collectives.reductions import check_reduction
 from phalanx.core import lib
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
-from phalanx.collectives import _call_rows
+from phalanx.collectives import reductions
 from phalanx.collectives._cuda import options_on
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._work import StreamWork
@@ -64,7 +64,7 @@ def put(state: GroupState, rows: Sequence[Row], which: Hashable) -> list[Work]:
 
 
 def _fields(row: Row) -> tuple[object, ...]:
-    code, lanes, _ = _call_rows.element_type(row.memory.dtype)
+    code, lanes, _ = reductions.element_type(row.memory.dtype)
     kind = lib.PHX_MESSAGE_SEND if row.sends else lib.PHX_MESSAGE_RECV
     address = ffi.cast("void *", row.memory.data_ptr())
     return (ffi.sizeof("phx_message"), kind, address, row.memory.numel() * lanes, code, row.peer, row.tag, 0)

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
-from phalanx.collectives import _call_rows, _library
+from phalanx.collectives import _call_rows, _library, reductions
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, WaitHandle, start, wait_plain, wrap
 from phalanx.collectives._cuda import options_on
 from phalanx.collectives._group_state import GroupState
@@ -202,13 +202,13 @@ class Recorder:
 
     def _quick(self, collective: Collective, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> bool:
         """As `_add` into a plain tensor of the caller, for what is plain itself: no more than it takes."""
-        code = _call_rows.PLAIN_CODES.get(source.dtype)
+        code = reductions.PLAIN_CODES.get(source.dtype)
         if code is None or self.group.core is None or type(source) is not torch.Tensor or not source.is_contiguous():
             return False
         reduction = count = 0
         address = other = source.data_ptr()
         if collective is ALL_REDUCE:
-            reduction = _call_rows.PLAIN_REDUCTIONS.get(args[0], 0)
+            reduction = reductions.REDUCTIONS.get(args[0], 0)
             if not reduction or not source.is_cpu or not address or out is not source or source.is_neg():
                 return False
             self._rows += (_call_rows.SIZE, collective.kind, address, address, source.numel(), code, reduction, 0, 0)
@@ -219,7 +219,7 @@ class Recorder:
                 count = source.numel()
             elif collective is REDUCE_SCATTER:
                 count = out.numel()
-                reduction = _call_rows.PLAIN_REDUCTIONS.get(args[0], 0)
+                reduction = reductions.REDUCTIONS.get(args[0], 0)
             other = out.data_ptr()
             if not (count and address and other and source.is_cpu and out.is_cpu) or source.is_neg() or out.is_neg():
                 return False
@@ -234,8 +234,8 @@ class Recorder:
     ) -> None:
         reduction = root = 0
         if collective.reduces:
-            reduction = _call_rows.reduction_of(collective.name, args[0], source.dtype)
-        code, lanes, _ = _call_rows.element_type(source.dtype)
+            reduction = reductions.reduction_of(collective.name, args[0], source.dtype)
+        code, lanes, _ = reductions.element_type(source.dtype)
         count = (out if collective is REDUCE_SCATTER else source).numel() * lanes
         if collective is ALL_TO_ALL:
             count //= self.group.size

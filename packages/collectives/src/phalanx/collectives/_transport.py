@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
-from phalanx.collectives import _call_rows, _p2p_streams, _torch_compat
+from phalanx.collectives import _call_rows, _p2p_streams, _torch_compat, reductions
 from phalanx.collectives._cuda import stream_kwargs
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._op_table import Collective
@@ -100,7 +100,7 @@ class CoreTransport:
         memory = self.memory(message)
         if memory.is_cuda:
             return _p2p_streams.put(self.state, [self.row(message)], (message.sends, message.peer))[0]
-        code, lanes, _ = _call_rows.element_type(memory.dtype)
+        code, lanes, _ = reductions.element_type(memory.dtype)
         function = lib.phx_send if message.sends else lib.phx_recv
         address = ffi.cast("void *", memory.data_ptr())
         count = memory.numel() * lanes

@@ -1,13 +1,122 @@
-"""Reductions of tensors that are here already, as the core reduces those of ranks: in their order, with the same bits.
+"""Reductions: their names, the dtypes for which they are defined, and reducing tensors that are here already, as the
+core reduces those of ranks: in their order, with the same bits.
 
-For packages that move data themselves.
+For this package and those above it.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
-__all__ = ["accumulation_dtype", "combine"]
+from phalanx.core import DType, ReduceOp, UnsupportedError
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+_NUMBERS_OF = {op.name.lower(): op for op in ReduceOp}
+# By name, the numbers that the core has for those without a factor, which a call of torch has no place for.
+REDUCTIONS = {name: number for name, number in _NUMBERS_OF.items() if number != ReduceOp.PREMUL_SUM}
+_DIFFERENTIABLE = ("sum", "avg")
+
+
+def check_reduction(name: str) -> str:
+    """A reduction's name in lower case.
+
+    Raises:
+        ValueError: There is no such reduction.
+    """
+    lower = name.lower() if isinstance(name, str) else name
+    if lower not in _NUMBERS_OF:
+        raise ValueError(f"Invalid reduce operation {name}")
+    return lower
+
+
+def check_differentiable(operation: str, name: str) -> str:
+    """A reduction's name in lower case.
+
+    Raises:
+        ValueError: There is no such reduction.
+        RuntimeError: It has no gradient here.
+    """
+    lower = check_reduction(name)
+    if lower not in _DIFFERENTIABLE:
+        raise RuntimeError(
+            f"{operation}: the input needs a gradient, but the reduction '{name}' has none; use sum or avg, or call it "
+            "with torch.no_grad() or on tensor.detach()"
+        )
+    return lower
+
+
+# ---- element types ---------------------------------------------------------------------------------------------------
+
+
+class ElementType(NamedTuple):
+    """How the core sees elements of a torch dtype.
+
+    Attributes:
+        code: PHX_*.
+        lanes: How many of the core's elements make one of torch's.
+        reduces: "all" reductions, "sums" only, or "none": then they are moved as bytes.
+    """
+
+    code: int
+    lanes: int
+    reduces: str
+
+
+_NUMBERS = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64")
+_TYPES: dict[torch.dtype, ElementType] = {
+    getattr(torch, name): ElementType(int(DType[name.upper()]), 1, "all") for name in (*_NUMBERS, "uint64", "bool")
+}
+for _complex, _half in (
+    (torch.complex32, DType.FLOAT16),
+    (torch.complex64, DType.FLOAT32),
+    (torch.complex128, DType.FLOAT64),
+):
+    _TYPES[_complex] = ElementType(int(_half), 2, "sums")
+
+
+def element_type(dtype: torch.dtype) -> ElementType:
+    """How the core sees elements of a dtype."""
+    found = _TYPES.get(dtype)
+    if found is None:  # such as 8-bit floats
+        found = _TYPES[dtype] = ElementType(int(DType.UINT8), dtype.itemsize, "none")
+    return found
+
+
+# The dtypes for which every reduction is defined.
+REDUCIBLE = frozenset(dtype for dtype, each in _TYPES.items() if each.reduces == "all")
+PLAIN_CODES = {dtype: each.code for dtype, each in _TYPES.items() if each.lanes == 1}  # whatever can be done with them
+
+
+def reduction_of(operation: str, name: str, dtype: torch.dtype) -> int:
+    """The number of a reduction.
+
+    Raises:
+        ValueError: There is no such reduction, or it needs a factor.
+        UnsupportedError: Not for this dtype.
+    """
+    number = _NUMBERS_OF.get(name) or _NUMBERS_OF.get(str(name).lower())
+    if number is None:
+        raise ValueError(f"Invalid reduce operation {name}")
+    if number == ReduceOp.PREMUL_SUM:
+        raise ValueError(
+            f"{operation}: premul_sum needs a factor, which there is no argument for: multiply the input by it and use "
+            "sum"
+        )
+    reduces = element_type(dtype).reduces
+    if reduces == "all" or (reduces == "sums" and number in (ReduceOp.SUM, ReduceOp.AVG)):
+        return number
+    if reduces == "sums":
+        raise UnsupportedError(
+            f"{operation}: only sum and avg are defined for {dtype}; reduce torch.view_as_real(input) instead"
+        )
+    raise UnsupportedError(
+        f"{operation}: a tensor of {dtype} can be moved but not reduced; convert it to float32 or bfloat16 first"
+    )
+
+
+# ---- tensors that are here -------------------------------------------------------------------------------------------
 
 _NARROW = {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 _WIDENED = {"sum", "avg", "product"}

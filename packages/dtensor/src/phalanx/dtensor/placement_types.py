@@ -26,6 +26,7 @@ import operator
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, SupportsIndex, TypeAlias, final
 
+from phalanx.collectives.reductions import REDUCTIONS
 from phalanx.dtensor import _torch_compat
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ __all__ = [
     "as_torch_placement",
 ]
 
-REDUCE_OPS: Final = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+REDUCE_OPS: Final = tuple(REDUCTIONS)
 
 
 def _immutable(self: object, name: str, *value: object) -> NoReturn:

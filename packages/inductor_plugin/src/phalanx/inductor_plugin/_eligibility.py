@@ -6,6 +6,7 @@ from enum import Enum
 
 import torch
 
+from phalanx.collectives.reductions import REDUCIBLE, REDUCTIONS
 from phalanx.inductor_plugin import _graph, _torch_compat
 from phalanx.inductor_plugin._graph import Collective
 from phalanx.inductor_plugin.config import Config
@@ -81,24 +82,6 @@ class Decision:
     reason: str = ""
 
 
-_REDUCTIONS = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"}
-_REDUCED = {
-    torch.float64,
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-    torch.uint64,
-    torch.bool,
-}
-
-
 def input_bytes(tensor: torch.Tensor) -> int | None:
     """Size of a tensor in bytes; of a symbolic size, the value in this call. None if it depends on the data."""
     count = _torch_compat.size_hint(tensor.numel())
@@ -121,9 +104,9 @@ def served(collective: Collective, facts: GroupFacts | None) -> Decision | None:
             return Decision(Route.FALLBACK, "cuda-graphs")
     if "reduce_op" in collective.arguments:
         reduction = collective.arguments["reduce_op"]
-        if not isinstance(reduction, str) or reduction.lower() not in _REDUCTIONS:
+        if not isinstance(reduction, str) or reduction.lower() not in REDUCTIONS:
             return Decision(Route.FALLBACK, "reduction")
-        if not all(tensor.dtype in _REDUCED for tensor in tensors):
+        if not all(tensor.dtype in REDUCIBLE for tensor in tensors):
             return Decision(Route.FALLBACK, "dtype")
     return None
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+import phalanx.collectives as pc
 from phalanx.inductor_plugin import _torch_compat
 
 aten = torch.ops.aten
@@ -18,7 +19,7 @@ class Form:
     """The form of a collective op of torch or of Phalanx.
 
     Attributes:
-        kind: The collective: all_reduce, all_gather, reduce_scatter, all_to_all, broadcast, shard_dim_all_to_all.
+        kind: The op of the collective, such as all_gather_into_tensor, or shard_dim_all_to_all.
         several: Whether it takes and returns a list of tensors.
         in_place: Whether it writes its input.
         out: Whether it writes an argument `out`.
@@ -30,21 +31,6 @@ class Form:
     out: bool = False
 
 
-_FORMS = {
-    "all_reduce": Form("all_reduce"),
-    "all_reduce_": Form("all_reduce", in_place=True),
-    "all_reduce_coalesced": Form("all_reduce", several=True),
-    "all_reduce_coalesced_": Form("all_reduce", several=True, in_place=True),
-    "all_gather_into_tensor": Form("all_gather"),
-    "all_gather_into_tensor_out": Form("all_gather", out=True),
-    "all_gather_into_tensor_coalesced": Form("all_gather", several=True),
-    "reduce_scatter_tensor": Form("reduce_scatter"),
-    "reduce_scatter_tensor_out": Form("reduce_scatter", out=True),
-    "reduce_scatter_tensor_coalesced": Form("reduce_scatter", several=True),
-    "all_to_all_single": Form("all_to_all"),
-    "broadcast": Form("broadcast"),
-    "broadcast_": Form("broadcast", in_place=True),
-}
 _NAMESPACES = ("phalanx", "_c10d_functional")
 _BLOCKING = "blocking_"  # prefix of the ops of Phalanx that are complete on return
 
@@ -54,7 +40,10 @@ def form_of(node: Node) -> Form | None:
     if node.op != "call_function" or not isinstance(node.target, _torch_compat.OpOverload):
         return None
     if node.target.namespace in _NAMESPACES:
-        return _FORMS.get(_torch_compat.op_name(node.target).removeprefix(_BLOCKING))
+        found = pc.form_of(_torch_compat.op_name(node.target))
+        if found is None or found.collective.kind < 0:  # those with uneven parts stay as they are
+            return None
+        return Form(found.collective.name, found.takes_list, found.in_place, found.into_out)
     if node.target.namespace == "_dtensor" and _torch_compat.op_name(node.target) == "shard_dim_alltoall":
         return Form("shard_dim_all_to_all")
     return None
@@ -131,7 +120,7 @@ class Collective:
     def has_splits(self) -> bool:
         """Whether it is an all_to_all with split sizes, which differ between ranks."""
         given = self.arguments
-        return self.form.kind == "all_to_all" and bool(given["output_split_sizes"] or given["input_split_sizes"])
+        return self.form.kind == "all_to_all_single" and bool(given["output_split_sizes"] or given["input_split_sizes"])
 
     @property
     def device(self) -> torch.device | None:

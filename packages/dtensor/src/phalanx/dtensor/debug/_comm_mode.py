@@ -17,24 +17,13 @@ from typing import Any, Final
 
 import torch
 
+from phalanx.collectives import form_of
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import TorchDispatchMode, is_fake, is_higher_order, tree_leaves
 from phalanx.dtensor.debug._module_tracker import GLOBAL, ModuleTracker
 
 _PY = torch.ops.c10d_functional
 _C10D = torch.ops.c10d
-_NAMES: Final = (
-    "all_gather_into_tensor",
-    "all_gather_into_tensor_coalesced",
-    "all_reduce",
-    "all_reduce_coalesced",
-    "all_to_all_single",
-    "broadcast",
-    "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced",
-)
-# Ours that torch has not, and what it would call instead.
-_INSTEAD: Final = {"all_gather_v": "all_gather_into_tensor", "reduce_scatter_v": "reduce_scatter_tensor"}
 _C10D_NAMES: Final = (
     "_allgather_base_",
     "_reduce_scatter_base_",
@@ -77,8 +66,10 @@ def counted_as(op: Any) -> Any:
     """
     space, _, name = op._schema.name.partition("::")
     if space in ("phalanx", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"):
-        base = _INSTEAD.get(name, name.removesuffix("_"))
-        return getattr(_PY, base) if base in _NAMES else None
+        form = form_of(name)
+        if form is None:
+            return None
+        return getattr(_PY, form.collective.torch_name + ("_coalesced" if form.takes_list else ""))
     return op._overloadpacket if space == "c10d" and name in _C10D_NAMES else None
 
 

@@ -4,22 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from phalanx.collectives.reductions import accumulation_dtype, combine
+from phalanx.collectives.reductions import REDUCTIONS, accumulation_dtype, combine
 from phalanx.core import InvalidArgumentError, ReduceOp
 from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._process_group import resolve
 from phalanx.symm_mem._rendezvous import rendezvous
-
-_REDUCTIONS = {
-    "sum": ReduceOp.SUM,
-    "avg": ReduceOp.AVG,
-    "product": ReduceOp.PRODUCT,
-    "min": ReduceOp.MIN,
-    "max": ReduceOp.MAX,
-    "band": ReduceOp.BAND,
-    "bor": ReduceOp.BOR,
-    "bxor": ReduceOp.BXOR,
-}
 
 
 def handle_of(operation: str, tensor: torch.Tensor, group_name: str, contiguous: bool = True) -> SymmetricMemory:
@@ -42,9 +31,9 @@ def reduction_of(operation: str, name: str) -> ReduceOp:
     Raises:
         InvalidArgumentError: There is no such reduction.
     """
-    found = _REDUCTIONS.get(name.lower())
+    found = REDUCTIONS.get(name.lower())
     if found is None:
-        raise InvalidArgumentError(f"{operation}: Invalid reduce operation {name}; use one of {', '.join(_REDUCTIONS)}")
+        raise InvalidArgumentError(f"{operation}: Invalid reduce operation {name}; use one of {', '.join(REDUCTIONS)}")
     return found
 
 
