@@ -129,8 +129,8 @@ def set_backend(name: str) -> None:
             type.
 
     Raises:
-        UnsupportedError: There is no such backend; the text lists the known ones. Those of torch (NVSHMEM, NCCL)
-            do not exist.
+        UnsupportedError: There is no such backend; the text lists the known ones. NVSHMEM and NCCL, as in
+            torch, do not exist.
     """
     context = current()
     with context.lock:
