@@ -1,9 +1,9 @@
 // all_gather_mms: the products of all ranks' shards with several matrices.
 //
-// A product that is cut into one for each rank packs its second factor anew for each, and on the CPU nothing moves data
-// beside the core that computes. So it is one product, and the gathering is what is spared: the shards of all ranks are
-// mapped one after another, and it reads them where they lie. Shards that are not in symmetric memory are copied into
-// staging before; those that are no whole pages, or on a GPU, are gathered.
+// A product that is cut into one for each rank packs its second factor again for each, and on the CPU nothing moves
+// data beside the core that computes. There is therefore one product, without a copy of the shards: the shards of all
+// ranks are mapped one after another, and the product reads them in place. Shards that are not in symmetric memory are
+// copied into staging before; shards that are not made of whole pages, or on a GPU, are gathered.
 #include "products.h"
 #include "staging.h"
 
@@ -34,7 +34,7 @@ class SymmetricShard {
   bool lies_in_pages_ = false;
 };
 
-// Calls `use` with the shards of all ranks as one matrix, which is there until it returns.
+// Calls `use` with the shards of all ranks as one matrix, which is valid until `use` returns.
 template <class Use>
 void use_shards(const Call &call, const Tensor &own, const Matrix &shard, Use use) {
   const int64_t size = call.group->size;
@@ -52,7 +52,7 @@ void use_shards(const Call &call, const Tensor &own, const Matrix &shard, Use us
       meet(found.symm(), found.offset(), gathered.data());
       use(all(gathered));
       return check_core(
-          phx_barrier(call.handle(), nullptr, nullptr));  // they have read the shard, which is the caller's
+          phx_barrier(call.handle(), nullptr, nullptr));  // all ranks have read the shard, which the caller may change
     }
     if (in.bytes() <= kMostStaged) {
       const Staging::Turn turn = call.group->staging.next(call, in.bytes());

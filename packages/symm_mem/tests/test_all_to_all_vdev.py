@@ -36,7 +36,7 @@ def counts_of(kind, size):
 
 
 def rows_of(counts, dtype, width=2):
-    """Of each rank: (from, to, expert, number) in one value that every dtype here can hold."""
+    """The rows of each rank: (from, to, expert, number) in one value that every dtype here can hold."""
     made = []
     for source, each in enumerate(counts):
         labels = [

@@ -123,12 +123,12 @@ _WIDENED = {"sum", "avg", "product"}
 
 
 def accumulation_dtype(dtype: torch.dtype, reduction: str) -> torch.dtype:
-    """In which dtype parts are added: floats of 16 and 8 bits in float32, the average of integers in int64, and so what
-    torch cannot add.
+    """The dtype in which tensors are added: float32 for floats of 16 and 8 bits, int64 for averages of integers and for
+    unsigned integers that torch cannot add.
 
     Args:
-        dtype: Of the parts.
-        reduction: As for `combine`, as all that follows.
+        dtype: The dtype of the tensors.
+        reduction: As in `combine`.
     """
     if dtype in (torch.uint16, torch.uint32):
         return torch.int64
@@ -140,12 +140,12 @@ def accumulation_dtype(dtype: torch.dtype, reduction: str) -> torch.dtype:
 
 
 def combine(parts: Sequence[torch.Tensor], reduction: str, ranks: int) -> torch.Tensor:
-    """Reduce parts, in order.
+    """Reduce tensors in their order.
 
     Args:
-        parts: Of one shape and dtype; the first one may be overwritten.
+        parts: Tensors of one shape and dtype; the first one may be overwritten.
         reduction: sum, avg, product, min, max, band, bor or bxor.
-        ranks: By which an average is divided; integers are rounded towards zero.
+        ranks: The divisor of an average; integers are rounded towards zero.
 
     Returns:
         The result, perhaps in the memory of the first part.

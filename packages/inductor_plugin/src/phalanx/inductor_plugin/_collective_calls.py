@@ -21,7 +21,7 @@ def _rest(collective: Collective) -> list[Any]:
     """The arguments between the input and the group."""
     skipped = ("input", "inputs", "group_name", "out")
     schema = _torch_compat.schema_of(collective.node.target)
-    return [collective.arguments[each.name] for each in schema.arguments if each.name not in skipped]
+    return [collective.arguments[argument.name] for argument in schema.arguments if argument.name not in skipped]
 
 
 def _name(collective: Collective, in_place: bool) -> str:
@@ -32,18 +32,18 @@ def _name(collective: Collective, in_place: bool) -> str:
 
 def in_place_on(builder: FxBuilder, collective: Collective, buffers: Sequence[Node], order: Node) -> None:
     """Run the collective in place on these buffers, which replace its results."""
-    given = list(buffers) if collective.form.several else buffers[0]
-    builder.call(_ops.ordered(_name(collective, True)), given, *_rest(collective), collective.group, order)
+    argument = list(buffers) if collective.form.several else buffers[0]
+    builder.call(_ops.ordered(_name(collective, True)), argument, *_rest(collective), collective.group, order)
     _finish(builder, collective, buffers)
 
 
 def into_new(builder: FxBuilder, collective: Collective, inputs: Sequence[Node], order: Node) -> list[Node]:
     """Run the collective from these inputs into new memory. Returns the nodes of the results."""
-    given = list(inputs) if collective.form.several else inputs[0]
-    made = builder.call(_ops.ordered(_name(collective, False)), given, *_rest(collective), collective.group, order)
-    results = [made]
+    argument = list(inputs) if collective.form.several else inputs[0]
+    result = builder.call(_ops.ordered(_name(collective, False)), argument, *_rest(collective), collective.group, order)
+    results = [result]
     if collective.form.several:
-        results = [builder.call(operator.getitem, made, i) for i in range(len(inputs))]
+        results = [builder.call(operator.getitem, result, i) for i in range(len(inputs))]
         builder.call(_ops.plain("arena_release_"), order, results)  # an op that returns a list cannot write `order`
     _finish(builder, collective, results)
     return results
@@ -75,7 +75,7 @@ def can_be_in_place(collective: Collective) -> bool:
     """Whether the inputs may be written over: nothing else can see them."""
     if collective.form.kind not in IN_PLACE or len(set(collective.inputs)) != len(collective.inputs):
         return False
-    return all(_graph.is_private(each) and _graph.is_dense(_graph.value(each)) for each in collective.inputs)
+    return all(_graph.is_private(node) and _graph.is_dense(_graph.value(node)) for node in collective.inputs)
 
 
 def start_early(builder: FxBuilder, collective: Collective, first_use: Node, order: Node) -> None:
@@ -89,9 +89,9 @@ def start_early(builder: FxBuilder, collective: Collective, first_use: Node, ord
 
 def _finish(builder: FxBuilder, collective: Collective, results: Sequence[Node]) -> None:
     builder.before(collective.node)
-    for nodes, result, given in zip(collective.results, results, collective.inputs, strict=True):
+    for nodes, result, source in zip(collective.results, results, collective.inputs, strict=True):
         if nodes:
-            replace(nodes, builder.shaped_like(result, given) if collective.form.kind in IN_PLACE else result)
+            replace(nodes, builder.shaped_like(result, source) if collective.form.kind in IN_PLACE else result)
     if collective.node in collective.node.graph.nodes:
         collective.node.graph.erase_node(collective.node)
 
@@ -107,12 +107,12 @@ def expand_shard_dim_all_to_all(builder: FxBuilder, collective: Collective, grou
     builder.before(collective.node)
     part = whole // group_size
     parts = [builder.call(aten.slice.Tensor, source, shard_dim, i * part, (i + 1) * part) for i in range(group_size)]
-    stacked = builder.call(aten.cat.default, [builder.call(aten.unsqueeze.default, each, 0) for each in parts])
+    stacked = builder.call(aten.cat.default, [builder.call(aten.unsqueeze.default, item, 0) for item in parts])
     sent = builder.call(torch.ops.phalanx.all_to_all_single.default, stacked, [], [], collective.group)
     done = builder.call(torch.ops.phalanx.wait_tensor.default, sent)
     received = [builder.call(aten.select.int, done, 0, i) for i in range(group_size)]
     result = builder.call(aten.cat.default, received, gather_dim)
     for nodes in collective.results:
-        replace([each for each in nodes if each is not collective.node], result)
+        replace([item for item in nodes if item is not collective.node], result)
     collective.node.replace_all_uses_with(result)
     collective.node.graph.erase_node(collective.node)

@@ -59,16 +59,16 @@ class FxBuilder:
         if not effects:
             return self.before(head).call(target, *args)
         effect: Node | None = None
-        for each in effects:
-            token = each.args[0]
+        for call in effects:
+            token = call.args[0]
             assert isinstance(token, Node)
             if effect is not None:
                 effect.append(token)
             if token.op == "placeholder":
-                head.prepend(each)
+                head.prepend(call)
             else:
-                token.append(each)
-            effect = each
+                token.append(call)
+            effect = call
         assert effect is not None
         _torch_compat.keep_effect(target)
         users = [user for user in effect.users if user.args[1] == 0]
@@ -76,36 +76,36 @@ class FxBuilder:
         anchor = first.next
         with self.graph.inserting_before(anchor):
             node = self.graph.call_function(_torch_compat.with_effects(), (first, target, *args))
-        given = torch.fx.map_arg(args, _graph.value)
+        fakes = torch.fx.map_arg(args, _graph.value)
         with self._mode if self._mode is not None else nullcontext():
-            node.meta["val"] = (_graph.value(first), target(*given))
+            node.meta["val"] = (_graph.value(first), target(*fakes))
         last = self.before(anchor).call(operator.getitem, node, 0)
-        made = self.call(operator.getitem, node, 1)
+        result = self.call(operator.getitem, node, 1)
         for user in users:
             user.replace_all_uses_with(last)
             self.graph.erase_node(user)
-        return made
+        return result
 
     def _first_effects(self) -> list[Node]:
         """The first calls with effects, each with the token of the one before, as long as they need no values."""
-        found: list[Node] = []
+        calls: list[Node] = []
         for node in self.graph.nodes:
             if node.target is not _torch_compat.with_effects():
                 continue
             token = node.args[0]
             if any(isinstance(argument, Node) for argument in node.args[2:]) or (
-                found and token.args[:1] != (found[-1],)
+                calls and token.args[:1] != (calls[-1],)
             ):
                 break
-            found.append(node)
-        return found
+            calls.append(node)
+        return calls
 
     # ---- sizes: ints where they are known, nodes where they are symbolic ----
 
     def size(self, node: Node, dim: int) -> Size:
         """Size of a tensor along a dim."""
-        found = _graph.value(node).size(dim)
-        return found if isinstance(found, int) else self.call(aten.sym_size.int, node, dim)
+        size = _graph.value(node).size(dim)
+        return size if isinstance(size, int) else self.call(aten.sym_size.int, node, dim)
 
     def sizes(self, node: Node) -> list[Size]:
         """All sizes of a tensor."""

@@ -65,9 +65,9 @@ def split_waits(graph: Graph) -> None:
         if _torch_compat.op_name(node.target) != "wait_tensors" or node.target.namespace not in _NAMESPACES:
             continue
         for picked in list(node.users):
-            given = node.args[0][picked.args[1]]
+            tensor = node.args[0][picked.args[1]]
             with graph.inserting_before(picked):
-                wait = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (given,))
+                wait = graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (tensor,))
             wait.meta.update(picked.meta)
             picked.replace_all_uses_with(wait)
             graph.erase_node(picked)
@@ -113,21 +113,23 @@ class Collective:
 
     def tensor(self, i: int = 0) -> torch.Tensor:
         """The fake tensor of input `i`."""
-        found: torch.Tensor = value(self.inputs[i])
-        return found
+        tensor: torch.Tensor = value(self.inputs[i])
+        return tensor
 
     @property
     def has_splits(self) -> bool:
         """Whether it is an all_to_all with split sizes, which differ between ranks."""
-        given = self.arguments
-        return self.form.kind == "all_to_all_single" and bool(given["output_split_sizes"] or given["input_split_sizes"])
+        arguments = self.arguments
+        return self.form.kind == "all_to_all_single" and bool(
+            arguments["output_split_sizes"] or arguments["input_split_sizes"]
+        )
 
     @property
     def device(self) -> torch.device | None:
         """The device of its inputs: the CPU, or a GPU with its index. None if there are several, or others."""
-        found = {each.device if isinstance(each, torch.Tensor) else None for each in map(value, self.inputs)}
-        only = found.pop() if len(found) == 1 else None
-        return only if only is not None and only.type in ("cpu", "cuda") else None
+        devices = {tensor.device if isinstance(tensor, torch.Tensor) else None for tensor in map(value, self.inputs)}
+        device = devices.pop() if len(devices) == 1 else None
+        return device if device is not None and device.type in ("cpu", "cuda") else None
 
 
 def _arguments(node: Node) -> dict[str, Any]:
@@ -143,10 +145,10 @@ def _inputs(form: Form, arguments: dict[str, Any]) -> list[Node]:
 
 def _waits(start: list[Node]) -> list[Node]:
     """The nodes, and all waits for them, waits for waits included."""
-    found = list(start)
-    for node in found:  # grows
-        found.extend(user for user in node.users if is_wait(user) and user not in found)
-    return found
+    nodes = list(start)
+    for node in nodes:  # grows
+        nodes.extend(user for user in node.users if is_wait(user) and user not in nodes)
+    return nodes
 
 
 def _results(node: Node, form: Form, inputs: list[Node]) -> list[list[Node]]:
@@ -157,11 +159,11 @@ def _results(node: Node, form: Form, inputs: list[Node]) -> list[list[Node]]:
                 first[user.args[1]].append(user)  # type: ignore[index]
     else:
         first = [[node]]
-    found = [_waits(each) for each in first]
+    results = [_waits(nodes) for nodes in first]
     if form.in_place:  # a wait for the input gives the result, too
-        for each, given in zip(found, inputs, strict=True):
-            each.extend(_waits([given])[1:])
-    return found
+        for nodes, source in zip(results, inputs, strict=True):
+            nodes.extend(_waits([source])[1:])
+    return results
 
 
 def collectives(graph: Graph) -> Iterator[Collective]:
@@ -170,11 +172,11 @@ def collectives(graph: Graph) -> Iterator[Collective]:
         form = form_of(node)
         if form is None:
             continue
-        bound = _arguments(node)
-        given = _inputs(form, bound)
-        group = _torch_compat.group_name_of(bound.get("group_name"))
+        arguments = _arguments(node)
+        inputs = _inputs(form, arguments)
+        group = _torch_compat.group_name_of(arguments.get("group_name"))
         name = _torch_compat.op_name(node.target).removeprefix(_BLOCKING)
-        yield Collective(node, form, name, group, bound, given, _results(node, form, given))
+        yield Collective(node, form, name, group, arguments, inputs, _results(node, form, inputs))
 
 
 # ---- aliases ---------------------------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ def _may_alias(node: Node, of: Node) -> bool:
 
 def uses(nodes: list[Node]) -> list[Node]:
     """The users of the memory of these nodes: users, and users of nodes that may alias them."""
-    found: list[Node] = []
+    users: list[Node] = []
     queue = list(nodes)
     seen = set(queue)
     for node in queue:  # grows
@@ -250,8 +252,8 @@ def uses(nodes: list[Node]) -> list[Node]:
             if alias:
                 queue.append(user)
             if not alias or not (is_view(user) or user.target is operator.getitem):
-                found.append(user)
-    return found
+                users.append(user)
+    return users
 
 
 def leaves_graph(nodes: list[Node]) -> bool:
@@ -267,9 +269,9 @@ def base_of(node: Node) -> Node:
 
 
 def _viewed(node: Node) -> Node:
-    found = node.args[0]
-    assert isinstance(found, Node)
-    return found
+    viewed = node.args[0]
+    assert isinstance(viewed, Node)
+    return viewed
 
 
 def is_private(node: Node) -> bool:

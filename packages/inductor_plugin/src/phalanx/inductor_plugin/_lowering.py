@@ -190,10 +190,10 @@ class Lowering:
 
     @staticmethod
     def _chain(node: Node) -> list[Node]:
-        found = [node]
-        for each in found:  # grows
-            found.extend(user for user in each.users if _graph.is_view(user))
-        return found
+        nodes = [node]
+        for current in nodes:  # grows
+            nodes.extend(user for user in current.users if _graph.is_view(user))
+        return nodes
 
     def _view(self, collective: Collective, i: int, value: Value) -> Node:
         """The view of the arena that holds an input, with the calls that write it."""
@@ -248,10 +248,10 @@ def _key(collective: Collective) -> ArenaKey:
 
 def _tensors(nodes: Sequence[Node]) -> list[Node]:
     """The nodes that are tensors, and the tensors of the nodes that are lists."""
-    found = []
+    tensors = []
     for node in nodes:
         if isinstance(_graph.value(node), torch.Tensor):
-            found.append(node)
+            tensors.append(node)
         elif isinstance(_graph.value(node), list | tuple):
-            found.extend(user for user in node.users if isinstance(_graph.value(user), torch.Tensor))
-    return found
+            tensors.extend(user for user in node.users if isinstance(_graph.value(user), torch.Tensor))
+    return tensors

@@ -49,15 +49,15 @@ def assign_offsets(lifetimes: Sequence[Lifetime]) -> int:
         The bytes of the arena.
     """
     placed: list[Lifetime] = []
-    for life in sorted(lifetimes, key=lambda each: (-each.nbytes, each.start)):
+    for lifetime in sorted(lifetimes, key=lambda item: (-item.nbytes, item.start)):
         offset = 0
-        for other in sorted((each for each in placed if each.is_live_with(life)), key=lambda each: each.offset):
-            if offset + life.nbytes <= other.offset:
+        for other in sorted((item for item in placed if item.is_live_with(lifetime)), key=lambda item: item.offset):
+            if offset + lifetime.nbytes <= other.offset:
                 break
             offset = max(offset, _aligned(other.offset + other.nbytes))
-        life.offset = offset
-        placed.append(life)
-    return max((_aligned(life.offset + life.nbytes) for life in placed), default=0)
+        lifetime.offset = offset
+        placed.append(lifetime)
+    return max((_aligned(lifetime.offset + lifetime.nbytes) for lifetime in placed), default=0)
 
 
 def _aligned(nbytes: int) -> int:

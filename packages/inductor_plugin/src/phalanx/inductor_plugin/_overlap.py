@@ -14,15 +14,15 @@ _EXTERN = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.op
 
 
 def _bytes(node: Node) -> int:
-    found = _graph.value(node)
-    if not isinstance(found, torch.Tensor):
+    tensor = _graph.value(node)
+    if not isinstance(tensor, torch.Tensor):
         return 0
-    count = _torch_compat.size_hint(found.numel())
-    return 0 if count is None else count * found.element_size()
+    count = _torch_compat.size_hint(tensor.numel())
+    return 0 if count is None else count * tensor.element_size()
 
 
 def _flops(node: Node) -> int:
-    operands = [_graph.value(each) for each in node.args if isinstance(each, Node)]
+    operands = [_graph.value(operand) for operand in node.args if isinstance(operand, Node)]
     out = _graph.value(node)
     inner = _torch_compat.size_hint(operands[-1].size(-2)) or 0
     return 2 * inner * (_torch_compat.size_hint(out.numel()) or 0)
@@ -32,7 +32,7 @@ def estimate_ns(node: Node) -> float:
     """Estimated time of a node's computation in nanoseconds; 0 for views and for nodes that compute nothing."""
     if node.op != "call_function" or _graph.is_view(node) or not isinstance(_graph.value(node), torch.Tensor):
         return 0.0
-    moved = (_bytes(node) + sum(_bytes(each) for each in node.all_input_nodes)) / _BYTES_PER_NS
+    moved = (_bytes(node) + sum(_bytes(operand) for operand in node.all_input_nodes)) / _BYTES_PER_NS
     if getattr(node.target, "overloadpacket", None) in _EXTERN:
         return max(moved, _flops(node) / _FLOPS_PER_NS)
     return moved

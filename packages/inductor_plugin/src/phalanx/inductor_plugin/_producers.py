@@ -44,7 +44,7 @@ def _is_product(node: Node) -> bool:
     if node.target not in _PRODUCTS or node.kwargs:
         return False
     if node.target is aten.addmm.default:
-        bias, a, b = (_graph.value(cast(Node, each)) for each in node.args)
+        bias, a, b = (_graph.value(cast(Node, operand)) for operand in node.args)
         return bias.dim() in (1, 2) and bias.dtype == a.dtype == b.dtype
     return True
 

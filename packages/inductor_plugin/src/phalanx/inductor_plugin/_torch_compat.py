@@ -117,11 +117,11 @@ def present_pass() -> Any:
     return getattr(inductor_config, PASS_OPTION)
 
 
-def passes_of(given: Any) -> list[Any]:
+def passes_of(passes: Any) -> list[Any]:
     """A pass, or several (from 2.13 on), as a list."""
-    if given is None:
+    if passes is None:
         return []
-    return list(given) if isinstance(given, list | tuple) else [given]
+    return list(passes) if isinstance(passes, list | tuple) else [passes]
 
 
 def uuid_of(custom_pass: Any) -> Any:
@@ -159,17 +159,17 @@ def groups_named(node: torch.fx.Node) -> list[str]:
     space = getattr(target, "namespace", None) or str(getattr(target, "_qualified_op_name", "")).partition("::")[0]
     if node.op != "call_function" or space not in _SENDING:
         return []
-    names = (group_name_of(given) for given in (*node.args, *node.kwargs.values()))
+    names = (group_name_of(argument) for argument in (*node.args, *node.kwargs.values()))
     return [name for name in names if name is not None and _is_group(name)]
 
 
 def gpu_of(node: torch.fx.Node) -> torch.device | None:
     """The GPU of the tensors that a node takes, before or after autograd, or None. Read in 2.11 to 2.15."""
-    for given in node.all_input_nodes:
-        found = given.meta.get("val", given.meta.get("example_value"))
-        for each in found if isinstance(found, list | tuple) else [found]:
-            if isinstance(each, torch.Tensor) and each.device.type == "cuda":
-                return each.device
+    for operand in node.all_input_nodes:
+        value = operand.meta.get("val", operand.meta.get("example_value"))
+        for tensor in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda":
+                return tensor.device
     return None
 
 
@@ -185,8 +185,8 @@ def compile_id() -> str:
     """The number of the current compilation of Dynamo, such as "0/1", or "". Read in 2.11 to 2.15."""
     from torch._guards import CompileContext
 
-    found = CompileContext.current_compile_id()
-    return "" if found is None else str(found)
+    number = CompileContext.current_compile_id()
+    return "" if number is None else str(number)
 
 
 def is_generated(target: Any) -> bool:

@@ -10,7 +10,7 @@ from phalanx.inductor_plugin._passes import GraphPass
 from phalanx.inductor_plugin.config import split_options
 
 
-def options(**given: Any) -> dict[str, Any]:
+def options(**ours: Any) -> dict[str, Any]:
     """Options that add the pass to stock Inductor: `torch.compile(model, options=phalanx.inductor_plugin.options())`.
 
     Args:
@@ -22,7 +22,7 @@ def options(**given: Any) -> dict[str, Any]:
     Raises:
         ValueError: There is no such option, or its value is not allowed.
     """
-    config, _ = split_options({f"phalanx.{name}": value for name, value in given.items()})
+    config, _ = split_options({f"phalanx.{name}": value for name, value in ours.items()})
     return {_torch_compat.PASS_OPTION: GraphPass(config, others=_torch_compat.present_pass())}
 
 

@@ -57,13 +57,13 @@ def from_environment() -> Config:
     Raises:
         ValueError: An option does not exist, or its value is not allowed.
     """
-    given = {}
+    changes = {}
     for part in os.environ.get(_ENVIRONMENT, "").split():
         name, separator, text = part.partition("=")
         if not separator:
             raise ValueError(f"{_ENVIRONMENT}: '{part}' must be name=value")
-        given[name] = _parse(name, text)
-    return replace(Config(), **given)
+        changes[name] = _parse(name, text)
+    return replace(Config(), **changes)
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:

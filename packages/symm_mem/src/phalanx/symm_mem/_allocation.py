@@ -144,19 +144,19 @@ def drop(alloc_id: int, group_name: str | None = None, device: torch.device | st
         NotFoundError: There is no such allocation.
     """
     context, place = current(), with_index(torch.device(device))
-    where = (place.type, place.index or 0)
+    key = (place.type, place.index or 0)
     if place.type == "cuda":
         torch.cuda.current_stream(place).synchronize()
     dropped = [
-        each
-        for each in list(context.allocations.values())
-        if (each.alloc_id, each.group_name, each.device) == (alloc_id, group_name, where)
+        allocation
+        for allocation in list(context.allocations.values())
+        if (allocation.alloc_id, allocation.group_name, allocation.device) == (alloc_id, group_name, key)
     ]
-    context.world.drop(alloc_id, scope=group_name, device=where)
+    context.world.drop(alloc_id, scope=group_name, device=key)
     with context.lock:  # by now the address may be that of another block
-        for each in dropped:
-            if context.allocations.get(each.address) is each:
-                del context.allocations[each.address]
+        for allocation in dropped:
+            if context.allocations.get(allocation.address) is allocation:
+                del context.allocations[allocation.address]
 
 
 def is_symm_mem_tensor(tensor: torch.Tensor) -> bool:
@@ -217,13 +217,13 @@ def with_index(device: torch.device) -> torch.device:
     return device
 
 
-def integers(what: str, values: Sequence[int]) -> tuple[int, ...]:
+def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     try:
         numbers = tuple(value.__index__() for value in values)
     except (AttributeError, TypeError):
-        raise InvalidArgumentError(f"{what} is {values!r}; give a sequence of integers") from None
+        raise InvalidArgumentError(f"{name} is {values!r}; give a sequence of integers") from None
     if any(number < 0 for number in numbers):
-        raise InvalidArgumentError(f"{what} is {list(numbers)}; negative values are not allowed")
+        raise InvalidArgumentError(f"{name} is {list(numbers)}; negative values are not allowed")
     return numbers
 
 

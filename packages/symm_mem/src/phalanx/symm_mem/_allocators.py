@@ -54,13 +54,13 @@ def _type_of(device_type: str) -> str:
 
 
 def _registered(context: RankContext, device_type: str) -> Allocator | None:
-    found = context.allocators.get(device_type)
-    made = _built_in(device_type) if found is None else None
-    if made is not None:
+    allocator = context.allocators.get(device_type)
+    built_in = _built_in(device_type) if allocator is None else None
+    if built_in is not None:
         with context.lock:
-            found = context.allocators.setdefault(device_type, made)
-            context.backends.setdefault((found.name, device_type), found)
-    return found
+            allocator = context.allocators.setdefault(device_type, built_in)
+            context.backends.setdefault((allocator.name, device_type), allocator)
+    return allocator
 
 
 def register_allocator(device_type: str, allocator: Allocator) -> None:
@@ -95,13 +95,13 @@ def get_allocator(device_type: str) -> Allocator:
     Raises:
         UnsupportedError: The device type has no allocator.
     """
-    found = _registered(current(), _type_of(device_type))
-    if found is None:
+    allocator = _registered(current(), _type_of(device_type))
+    if allocator is None:
         raise UnsupportedError(
             f"SymmetricMemory does not support device type {device_type}{_why(device_type)}; use a CPU tensor, or "
             "register an allocator for it (register_allocator)"
         )
-    return found
+    return allocator
 
 
 def _why(device_type: str) -> str:
@@ -129,8 +129,8 @@ def set_backend(name: str) -> None:
             type.
 
     Raises:
-        UnsupportedError: There is no such backend; the text lists the known ones. Those of torch (NVSHMEM, NCCL)
-            do not exist.
+        UnsupportedError: There is no such backend; the text lists the known ones. NVSHMEM and NCCL, as in
+            torch, do not exist.
     """
     context = current()
     with context.lock:
@@ -154,8 +154,8 @@ def get_backend(device: torch.device | str) -> str | None:
     Args:
         device: A device, such as "cpu" (by default "SHM") or "cuda:1" (by default "CUDA").
     """
-    found = _registered(current(), torch.device(device).type)
-    return None if found is None else found.name
+    allocator = _registered(current(), torch.device(device).type)
+    return None if allocator is None else allocator.name
 
 
 def is_nvshmem_available() -> bool:

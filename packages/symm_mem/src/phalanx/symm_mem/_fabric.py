@@ -38,10 +38,10 @@ def export_fabric(tensor: torch.Tensor) -> bytes:
         UnsupportedError: The tensor is not on a GPU, or the GPU or its driver has no such handles: the other GPU must
             be in the same NVLink domain, and both processes in an IMEX channel. The text says what is missing.
     """
-    found = find(tensor)
-    if found is None:
+    place = find(tensor)
+    if place is None:
         raise InvalidArgumentError("the tensor is not in symmetric memory; allocate it with symm_mem.empty")
-    return current().world.export_fabric(found[0].address)
+    return current().world.export_fabric(place[0].address)
 
 
 def import_fabric(

@@ -95,13 +95,13 @@ def _handle(allocation: Allocation, members: RankGroup, symm: Symm, offset: int)
 
 
 def _allocation_of(operation: str, tensor: torch.Tensor) -> tuple[Allocation, int]:
-    found = find(tensor)
-    if found is None:
+    place = find(tensor)
+    if place is None:
         raise InvalidArgumentError(
             f"{operation}: the tensor ({list(tensor.shape)}, {tensor.dtype}, {tensor.device}) is ordinary memory, not "
             "symmetric memory of this rank; allocate it with phalanx.symm_mem.empty"
         )
-    return found
+    return place
 
 
 def _group_of(operation: str, allocation: Allocation, group: GroupLike | None) -> GroupLike:

@@ -83,11 +83,17 @@ def get_mem_stats() -> MemStats:
         handles = list(live_handles(context))
         allocations = list(context.allocations.values())
     blocks = []
-    for each, alloc_id in [(each, each.alloc_id) for each in allocations if each.alloc_id is not None]:
-        found = world.find(each.address)
-        if found is not None and found.alloc_id == alloc_id:  # otherwise it was dropped meanwhile
-            handle_count = len(handles_of(each).by_place)
-            blocks.append(PersistentBlock(alloc_id, each.group_name, each.device, each.size, found.live, handle_count))
+    for allocation, alloc_id in [
+        (allocation, allocation.alloc_id) for allocation in allocations if allocation.alloc_id is not None
+    ]:
+        block = world.find(allocation.address)
+        if block is not None and block.alloc_id == alloc_id:  # otherwise it was dropped meanwhile
+            handle_count = len(handles_of(allocation).by_place)
+            blocks.append(
+                PersistentBlock(
+                    alloc_id, allocation.group_name, allocation.device, allocation.size, block.live, handle_count
+                )
+            )
     stats = MemStats(*world.mem_count())
     stats.by_device = _by_device(allocations)
     stats.persistent = tuple(sorted(blocks, key=lambda block: (block.alloc_id, block.group_name or "", block.device)))
@@ -99,7 +105,7 @@ def get_mem_stats() -> MemStats:
 
 def _by_device(allocations: list[Allocation]) -> dict[tuple[str, int], MemoryCount]:
     counts: dict[tuple[str, int], MemoryCount] = {}
-    for each in allocations:
-        before = counts.get(each.device, MemoryCount(0, 0))
-        counts[each.device] = MemoryCount(before.blocks + 1, before.size_bytes + each.size)
+    for allocation in allocations:
+        before = counts.get(allocation.device, MemoryCount(0, 0))
+        counts[allocation.device] = MemoryCount(before.blocks + 1, before.size_bytes + allocation.size)
     return counts

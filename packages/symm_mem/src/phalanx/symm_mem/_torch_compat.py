@@ -33,10 +33,10 @@ def process_group_named(name: str) -> dist.ProcessGroup | None:
         name: As `ProcessGroup.group_name` gives it.
     """
     try:
-        found: dist.ProcessGroup = _resolve_process_group(name)  # type: ignore[arg-type]
+        group: dist.ProcessGroup = _resolve_process_group(name)  # type: ignore[arg-type]
     except (RuntimeError, ValueError):
         return None
-    return found
+    return group
 
 
 def store_of(group: dist.ProcessGroup) -> Any:
@@ -103,12 +103,12 @@ def scaled_mm(
         out: Contiguous [M, N] of the dtype of the result, or None.
     """
     arguments = (a, b, scale_a, scale_b, bias, result_scale, out_dtype, use_fast_accum)
-    found: torch.Tensor = (
+    product: torch.Tensor = (
         torch.ops.aten._scaled_mm.default(*arguments)
         if out is None
         else torch.ops.aten._scaled_mm.out(*arguments, out=out)
     )
-    return found
+    return product
 
 
 # The dispatcher turns dtypes in a list (ScalarType?[]; not a single one) into the numbers of c10/core/ScalarType.h.
@@ -129,8 +129,8 @@ def dtypes_of(listed: Sequence[torch.dtype | int | None]) -> list[torch.dtype | 
     Raises:
         InvalidArgumentError: One is not a floating dtype.
     """
-    found = [_BY_NUMBER.get(each) if isinstance(each, int) else each for each in listed]
-    for given, dtype in zip(listed, found, strict=True):
-        if given is not None and dtype is None:
-            raise InvalidArgumentError(f"out_dtypes has the scalar type {given}, which is none of {_BY_NUMBER}")
-    return found
+    dtypes = [_BY_NUMBER.get(item) if isinstance(item, int) else item for item in listed]
+    for item, dtype in zip(listed, dtypes, strict=True):
+        if item is not None and dtype is None:
+            raise InvalidArgumentError(f"out_dtypes has the scalar type {item}, which is none of {_BY_NUMBER}")
+    return dtypes

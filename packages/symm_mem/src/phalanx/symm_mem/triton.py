@@ -77,13 +77,13 @@ class Team(NamedTuple):
     Attributes:
         group_rank: This rank's position in the group.
         group_size: Number of ranks.
-        channels: Of each signal pad.
-        pad_stride: Words of a pad from those of one writer to those of the next.
-        buffers: Address of group_size pointers: each rank's block.
-        pads: Likewise: each rank's signal pad.
+        channels: Number of channels of each signal pad.
+        pad_stride: Distance in words between the parts of two writers in a pad.
+        buffers: Address of group_size pointers to the blocks of the ranks.
+        pads: Address of group_size pointers to the signal pads of the ranks.
         multicast: Address of all blocks at once, or 0.
-        bytes: Of each block.
-        failed: Address of group_size words: not 0 once it is of no use to wait for that rank.
+        bytes: Size of each block in bytes.
+        failed: Address of group_size words; a word is not 0 if the rank has failed, so that waiting for it is useless.
     """
 
     group_rank: int
@@ -101,7 +101,7 @@ def team_of(handle: SymmetricMemory) -> Team:
     """The argument for kernels that use the memory of a handle. Not collective.
 
     Args:
-        handle: Keep it until the last kernel that got the team is done.
+        handle: The handle. Keep it until the last kernel with this argument has ended.
     """
     team = ffi.cast("phx_team *", handle.team)
 
@@ -122,7 +122,7 @@ def team_of(handle: SymmetricMemory) -> Team:
 
 
 class _Missing:
-    """Stands for a function of this module where Triton is not installed."""
+    """Replaces a function of this module if Triton is not installed."""
 
     def __init__(self, function: Any) -> None:
         self.__name__ = function.__name__

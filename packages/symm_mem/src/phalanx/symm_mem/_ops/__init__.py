@@ -67,7 +67,7 @@ _COLLECTIVES = {"all_reduce": "allreduce", "reduce_scatter": "_reduce_scatter_ba
 def _profiled(schema: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel, shown to torch's profilers as a collective once the group is initialized."""
     listed = schema[schema.index("(") + 1 : schema.rindex(") ->")].split(", ")
-    names = [each.split()[-1].partition("=")[0] for each in listed if each != "*"]
+    names = [argument.split()[-1].partition("=")[0] for argument in listed if argument != "*"]
     if "group_name" not in names:
         return kernel
     name = schema.partition("(")[0]
@@ -78,12 +78,12 @@ def _profiled(schema: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if not profiling.is_shown():
             return kernel(*args, **kwargs)
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
-        inputs = [each for each in given.values() if isinstance(each, torch.Tensor)][:1]
-        out = given.get("out")
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        inputs = [argument for argument in arguments.values() if isinstance(argument, torch.Tensor)][:1]
+        out = arguments.get("out")
         outputs = [out] if isinstance(out, torch.Tensor) else inputs
-        group = resolve(given["group_name"])
-        numbered = is_counted and inputs[0].is_cpu and not (given.get("split_last_dim") and inputs[0].dim() > 1)
+        group = resolve(arguments["group_name"])
+        numbered = is_counted and inputs[0].is_cpu and not (arguments.get("split_last_dim") and inputs[0].dim() > 1)
         with profiling.shown(collective, inputs, outputs, group.initialized(), name=group.name, numbered=numbered):
             return kernel(*args, **kwargs)
 

@@ -31,10 +31,10 @@ def reduction_of(operation: str, name: str) -> ReduceOp:
     Raises:
         InvalidArgumentError: There is no such reduction.
     """
-    found = REDUCTIONS.get(name.lower())
-    if found is None:
+    reduction = REDUCTIONS.get(name.lower())
+    if reduction is None:
         raise InvalidArgumentError(f"{operation}: Invalid reduce operation {name}; use one of {', '.join(REDUCTIONS)}")
-    return found
+    return reduction
 
 
 def core_dtype(tensor: torch.Tensor) -> str:

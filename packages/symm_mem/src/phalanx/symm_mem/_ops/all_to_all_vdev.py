@@ -26,7 +26,7 @@ from phalanx.symm_mem._process_group import RankGroup, resolve
 def all_to_all_vdev(
     tensor: torch.Tensor, out: torch.Tensor, in_splits: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str
 ) -> None:
-    """Rows go to the ranks as each rank's `in_splits` says; `out_splits_offsets` tells what came."""
+    """Send rows to the ranks by each rank's `in_splits`; `out_splits_offsets` gets the received splits and offsets."""
     operation, members = "all_to_all_vdev", resolve(group_name)
     size = members.info.world_size
     if list(in_splits.shape) != [size]:
@@ -44,7 +44,7 @@ def all_to_all_vdev_2d(
     group_name: str,
     major_align: int | None = None,
 ) -> None:
-    """Rows go to the experts, `in_splits` by rank and expert; what comes is by expert and rank, blocks aligned."""
+    """Send rows to experts by `in_splits` (rank, expert); the result is by expert and rank, in aligned blocks."""
     operation, members = "all_to_all_vdev_2d", resolve(group_name)
     size, align = members.info.world_size, 1 if major_align is None else major_align
     if align < 1:
@@ -66,7 +66,7 @@ def all_to_all_vdev_2d_offset(
     out_splits_offsets: torch.Tensor,
     group_name: str,
 ) -> None:
-    """Rows go back: `in_splits_offsets` by expert and rank, with any offsets; what comes is by rank and expert."""
+    """Send rows back by `in_splits_offsets` (expert, rank), with any offsets; the result is by rank and expert."""
     operation, members = "all_to_all_vdev_2d_offset", resolve(group_name)
     size = members.info.world_size
     if in_splits_offsets.dim() != 2 or in_splits_offsets.shape[0] != 2 or in_splits_offsets.shape[1] % size:
@@ -81,15 +81,15 @@ def all_to_all_vdev_2d_offset(
 
 
 def _starts(counts: torch.Tensor) -> torch.Tensor:
-    """Where each begins when they lie one after another, along the last dim."""
+    """The start of each part along the last dim, if the parts lie one after another."""
     return counts.cumsum(-1) - counts
 
 
 class _Exchange:
-    """One call: checks the arguments, learns the splits of all ranks, and moves the rows.
+    """One call: checks the arguments, gathers the splits of all ranks, and moves the rows.
 
     Attributes:
-        splits: [ranks, *the shape of this rank's], int64.
+        splits: The splits of all ranks, int64, stacked along a new first dim.
     """
 
     def __init__(
@@ -98,15 +98,15 @@ class _Exchange:
         tensor: torch.Tensor,
         out: torch.Tensor,
         splits: torch.Tensor,
-        told: torch.Tensor,
+        out_splits: torch.Tensor,
         members: RankGroup,
         align: int,
     ) -> None:
         listed = splits.shape[-1]
-        if list(told.shape) != [2, listed] or told.dtype != torch.int64 or splits.dtype != torch.int64:
+        if list(out_splits.shape) != [2, listed] or out_splits.dtype != torch.int64 or splits.dtype != torch.int64:
             raise InvalidArgumentError(
                 f"{operation}: the splits are {list(splits.shape)} of {splits.dtype}, and out_splits_offsets is "
-                f"{list(told.shape)} of {told.dtype}; it must be [2, {listed}], and both of torch.int64"
+                f"{list(out_splits.shape)} of {out_splits.dtype}; it must be [2, {listed}], and both of torch.int64"
             )
         if tensor.dim() == 0 or out.dim() == 0 or out.shape[1:] != tensor.shape[1:] or out.dtype != tensor.dtype:
             raise InvalidArgumentError(
@@ -114,10 +114,10 @@ class _Exchange:
                 f"{out.dtype}"
             )
         self._operation, self._members = operation, members
-        self._out, self._told, self._align = out, told, align
+        self._out, self._out_splits, self._align = out, out_splits, align
         self._handle = handle_of(operation, tensor, members.name)
         self._row, self._dtype = tensor.shape[1:], tensor.dtype
-        if tensor.is_cuda:  # with the splits, which the host must know, come this rank's rows
+        if tensor.is_cuda:  # when the splits are there, which the host must read, this rank's rows are, too
             refuse_capture(operation, tensor.device, "the splits must be read by the host; capture what is around it")
             torch.cuda.current_stream(tensor.device).synchronize()
             splits = splits.cpu()
@@ -125,17 +125,17 @@ class _Exchange:
         self._own = self._agree(own, [prod(self._row), tensor.element_size(), listed, align])
         self.splits = self._all(splits)
 
-    def _all(self, mine: torch.Tensor) -> torch.Tensor:
+    def _all(self, own: torch.Tensor) -> torch.Tensor:
         """Gather a tensor of all ranks. The rows of all ranks are there when it returns."""
-        found = torch.empty([self._members.info.world_size, *mine.shape], dtype=torch.int64)
-        gather_into(self._operation, mine.contiguous(), found, self._members)
-        return found
+        gathered = torch.empty([self._members.info.world_size, *own.shape], dtype=torch.int64)
+        gather_into(self._operation, own.contiguous(), gathered, self._members)
+        return gathered
 
-    def _agree(self, own: list[int], alike: list[int]) -> list[list[int]]:
-        """Exchange numbers, of which the latter must be alike. Returns the former of all ranks."""
-        told = self._all(torch.tensor(own + alike)).tolist()
-        for rank, (*_, row, nbytes, listed, align) in enumerate(told):
-            first = told[0][len(own) :]
+    def _agree(self, own: list[int], common: list[int]) -> list[list[int]]:
+        """Exchange numbers: `common` must be the same on all ranks. Returns `own` of all ranks."""
+        numbers_of_all = self._all(torch.tensor(own + common)).tolist()
+        for rank, (*_, row, nbytes, listed, align) in enumerate(numbers_of_all):
+            first = numbers_of_all[0][len(own) :]
             if [row, nbytes, listed, align] != first:
                 raise MismatchError(
                     f"{self._operation} on group {self._members.name!r}: rank {rank} has rows of {row} elements of "
@@ -143,46 +143,46 @@ class _Exchange:
                     "alike on all ranks; nothing was moved.",
                     group=self._members.name,
                 )
-        return [numbers[: len(own)] for numbers in told]
+        return [numbers[: len(own)] for numbers in numbers_of_all]
 
     def run(self, counts: torch.Tensor, starts: torch.Tensor, by_expert: bool) -> None:
         """Move the rows.
 
         Args:
-            counts: [from rank, to rank, expert of that rank]: how many.
-            starts: Likewise: from which row of the sender's on.
-            by_expert: Whether what comes is ordered by expert and then by rank, with the blocks of the experts aligned,
-                or by rank and then by expert.
+            counts: Number of rows, by sender, receiver and expert of the receiver.
+            starts: The first of these rows in the tensor of the sender, by the same indices.
+            by_expert: Whether the received rows are ordered by expert and then by rank, with the blocks of the experts
+                aligned, or by rank and then by expert.
         """
         me, size = self._members.info.rank, self._members.info.world_size
         placed = [self._placed(counts[:, rank], by_expert) for rank in range(size)]
         self._check(counts, starts, placed)
-        came, place = counts[:, me], placed[me]
+        received, place = counts[:, me], placed[me]
         order = (1, 0) if by_expert else (0, 1)
-        self._told[0].copy_(came.permute(order).reshape(-1))
-        self._told[1].copy_(place.permute(order).reshape(-1))
+        self._out_splits[0].copy_(received.permute(order).reshape(-1))
+        self._out_splits[1].copy_(place.permute(order).reshape(-1))
         for rank, (rows, _, offset) in enumerate(self._own):
             view = self._handle.get_buffer(rank, [rows, *self._row], self._dtype, offset)
-            each = zip(came[rank].tolist(), starts[rank, me].tolist(), place[rank].tolist(), strict=True)
-            for count, start, to in each:
+            moves = zip(received[rank].tolist(), starts[rank, me].tolist(), place[rank].tolist(), strict=True)
+            for count, start, to in moves:
                 if count:
                     self._out[to : to + count] = view[start : start + count]
         self._handle.barrier()  # all ranks have read this rank's
 
     def _placed(self, came: torch.Tensor, by_expert: bool) -> torch.Tensor:
-        """Where the rows [from rank, expert] that come to a rank are put."""
+        """The first row in the output of a rank for the rows of each sender and expert."""
         if not by_expert:
             return _starts(came.reshape(-1)).view(came.shape)
         totals = came.sum(0)
-        # A block without rows is as long as the alignment: grouped products want no empty ones (pytorch#152668).
+        # A block without rows has the length of the alignment: grouped products need blocks (pytorch#152668).
         blocks = torch.clamp((totals + self._align - 1) // self._align * self._align, min=self._align)
         return _starts(blocks) + _starts(came.t()).t()
 
     def _check(self, counts: torch.Tensor, starts: torch.Tensor, placed: list[torch.Tensor]) -> None:
-        """Raise, on every rank alike, when the rows of one are not there or come to where there is no place."""
+        """Raise the same error on every rank if rows of one rank are outside of its tensor or do not fit its output."""
         ends = starts + counts
         for rank, (rows, *_) in enumerate(self._own):
-            # Each by itself too, as the sum of large ones turns negative.
+            # Also counts and starts themselves, as the sum of large ones overflows.
             outside = [((each[rank] < 0) | (each[rank] > rows)).any() for each in (counts, starts, ends)]
             if any(outside):
                 raise InvalidArgumentError(
@@ -199,16 +199,16 @@ class _Exchange:
 
 
 _ROWS = "Tensor input, Tensor(a!) out"
-_TOLD = "Tensor(a!) out_splits_offsets, str group_name"
+_OUT_SPLITS = "Tensor(a!) out_splits_offsets, str group_name"
 OPS = [
-    (f"all_to_all_vdev({_ROWS}, Tensor in_splits, {_TOLD}) -> ()", all_to_all_vdev, fake_none),
+    (f"all_to_all_vdev({_ROWS}, Tensor in_splits, {_OUT_SPLITS}) -> ()", all_to_all_vdev, fake_none),
     (
-        f"all_to_all_vdev_2d({_ROWS}, Tensor in_splits, {_TOLD}, int? major_align=None) -> ()",
+        f"all_to_all_vdev_2d({_ROWS}, Tensor in_splits, {_OUT_SPLITS}, int? major_align=None) -> ()",
         all_to_all_vdev_2d,
         fake_none,
     ),
     (
-        f"all_to_all_vdev_2d_offset({_ROWS}, Tensor in_splits_offsets, {_TOLD}) -> ()",
+        f"all_to_all_vdev_2d_offset({_ROWS}, Tensor in_splits_offsets, {_OUT_SPLITS}) -> ()",
         all_to_all_vdev_2d_offset,
         fake_none,
     ),

@@ -47,9 +47,9 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def _fail(members: RankGroup, error: Exception) -> NoReturn:
     """Raise the error of a native op, as an error of the core if it is one."""
-    found = load_torch_ops().explain(error)
-    if isinstance(found, PhalanxError):
-        raise members.with_global_ranks(found) from None
+    explained = load_torch_ops().explain(error)
+    if isinstance(explained, PhalanxError):
+        raise members.with_global_ranks(explained) from None
     raise error
 
 
@@ -91,7 +91,7 @@ def fused_all_gather_matmul(
     dim = _check_gather(operation, a, bs, gather_dim, size)
     if dim == 0 and not return_a and a.dtype in _FLOATS:
         products = _gather_products(operation, a.reshape(-1, a.shape[-1]), bs, members)
-        return None, [each.view(size * a.shape[0], *a.shape[1:-1], each.shape[1]) for each in products]
+        return None, [product.view(size * a.shape[0], *a.shape[1:-1], product.shape[1]) for product in products]
     whole = gathered(operation, a, dim, members, return_a)
     return whole if return_a else None, [_product(whole, b) for b in bs]
 

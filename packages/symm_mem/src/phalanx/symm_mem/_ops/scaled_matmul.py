@@ -73,8 +73,8 @@ def fused_all_gather_scaled_matmul(
     use_fast_accum: Sequence[bool],
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     members, dtypes = resolve(group_name), dtypes_of(out_dtypes)
-    given = (b_scales, biases, result_scales, dtypes, use_fast_accum)
-    dim, mode = _check_gather(a, bs, a_scale, gather_dim, members.info.world_size, given)
+    per_matrix = (b_scales, biases, result_scales, dtypes, use_fast_accum)
+    dim, mode = _check_gather(a, bs, a_scale, gather_dim, members.info.world_size, per_matrix)
     whole = gathered(_GATHER, a, dim, members, keep=True)
     if mode == "sharded":
         a_scale = gathered(_GATHER, a_scale, dim, members, keep=False)
@@ -84,7 +84,7 @@ def fused_all_gather_scaled_matmul(
         scaled_mm(
             rows, b, scale, b_scale.reshape(()) if mode == "whole" else b_scale.contiguous(), *rest
         ).view(*whole.shape[:-1], b.shape[1])
-        for b, b_scale, *rest in zip(bs, *given, strict=True)
+        for b, b_scale, *rest in zip(bs, *per_matrix, strict=True)
     ]  # fmt: skip
 
 
@@ -94,13 +94,15 @@ def _check_gather(
     a_scale: torch.Tensor,
     gather_dim: int,
     size: int,
-    given: tuple[Sequence[torch.Tensor | None] | Sequence[torch.dtype | None] | Sequence[bool], ...],
+    per_matrix: tuple[Sequence[torch.Tensor | None] | Sequence[torch.dtype | None] | Sequence[bool], ...],
 ) -> tuple[int, str]:
     """Check the arguments. Returns the dim, and whether the scale is for the whole, sharded, or replicated."""
-    b_scales, biases, result_scales, *_ = given
-    for name, each in zip(("B_scales", "biases", "result_scales", "out_dtypes", "use_fast_accum"), given, strict=True):
-        if len(each) != len(bs):
-            raise InvalidArgumentError(f"{_GATHER}: {len(bs)} Bs and {len(each)} {name}; give one for each B")
+    b_scales, biases, result_scales, *_ = per_matrix
+    for name, values in zip(
+        ("B_scales", "biases", "result_scales", "out_dtypes", "use_fast_accum"), per_matrix, strict=True
+    ):
+        if len(values) != len(bs):
+            raise InvalidArgumentError(f"{_GATHER}: {len(bs)} Bs and {len(values)} {name}; give one for each B")
     if a.dim() < 2 or not -a.dim() <= gather_dim < a.dim():
         raise InvalidArgumentError(f"{_GATHER}: cannot gather along dim {gather_dim} of a tensor of {list(a.shape)}")
     dim = gather_dim % a.dim()
@@ -139,8 +141,8 @@ def _gathered_products(
     use_fast_accum: Sequence[bool],
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     size, shape, dtypes = size_of(group_name), list(a.shape), dtypes_of(out_dtypes)
-    given = (b_scales, biases, result_scales, dtypes, use_fast_accum)
-    shape[_check_gather(a, bs, a_scale, gather_dim, size, given)[0]] *= size
+    per_matrix = (b_scales, biases, result_scales, dtypes, use_fast_accum)
+    shape[_check_gather(a, bs, a_scale, gather_dim, size, per_matrix)[0]] *= size
     outs = [a.new_empty([*shape[:-1], b.shape[1]], dtype=dtype or a.dtype) for b, dtype in zip(bs, dtypes, strict=True)]
     return a.new_empty(shape), outs
 
