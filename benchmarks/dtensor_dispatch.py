@@ -31,8 +31,8 @@ import torch.distributed.tensor as theirs
 from torch.distributed.device_mesh import DeviceMesh
 
 import phalanx.dtensor as ours
-from phalanx.dtensor import native
-from phalanx.dtensor.dispatch import forget_plans
+from phalanx.dtensor import _fastpath
+from phalanx.dtensor._dispatch import forget_plans
 
 SIZE = 8
 UNSEEN = 10
@@ -46,12 +46,12 @@ class Ways:
     """How a tensor becomes what the rows work on, by name of the way."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
-        self.names = ["plain", "torch", "python"] + (["native"] if native.loaded() is not None else [])
+        self.names = ["plain", "torch", "python"] + (["native"] if _fastpath.loaded() is not None else [])
         self.mesh = mesh
 
     def enter(self, way: str) -> None:
         """Have our ops run natively, or not."""
-        module = native.loaded()
+        module = _fastpath.loaded()
         if module is not None:
             module.use(way == "native")
 
@@ -178,7 +178,7 @@ def main() -> int:
     results = {"warm": warm(ways, options.rounds, options.calls), "cold": cold(ways, options.shapes)}
     show("microseconds", results["warm"], ways.names, GOALS)
     show("new shape, microseconds", results["cold"], ways.names, dict.fromkeys(results["cold"], (200.0, 200.0)))
-    if (why := native.why_not()) is not None:
+    if (why := _fastpath.why_not()) is not None:
         print(f"\nnot native: {why}")
     if options.json:
         about = {
@@ -188,7 +188,7 @@ def main() -> int:
             "rounds": options.rounds,
             "calls": options.calls,
             "load": os.getloadavg()[0],
-            "native": native.loaded() is not None,
+            "native": _fastpath.loaded() is not None,
         }
         options.json.write_text(json.dumps({"about": about, "results": results}, indent=1) + "\n")
     dist.destroy_process_group()

@@ -1,10 +1,10 @@
-"""Products fused with a collective, natively and in pieces, beside mm and then the collective, in turns.
+"""Products fused with a collective, compared with mm and the collective as two ops, in turns.
 
     .venv/bin/python benchmarks/pipelined_products.py [--rounds 25] [--pieces 0,1,2,4,8] [--json FILE]
 
-Two ranks on a core each. Shapes are (rows, inner, columns) of the whole product. Both write fresh results, but for
-all_reduce, which both run in place in a tensor that is there. *Alone* is the product without communication: on CPU a
-core that computes moves no data, so what pieces can save is waiting for each other and the way to memory and back.
+Two ranks on a core each. Shapes are (rows, inner, columns) of the whole product. Both write fresh results. *Alone* is
+the product without communication: on CPU a core that computes moves no data, so pieces can save only waits of ranks for
+each other and accesses to memory.
 """
 
 import argparse
@@ -40,22 +40,6 @@ ops = torch.ops.phalanx
 Run = Callable[[], torch.Tensor]
 
 
-def all_reduces(a: torch.Tensor, b: torch.Tensor, name: str, pieces: list[int]) -> dict[str, Run]:
-    out = a.new_empty(a.shape[0], b.shape[1])
-
-    def fused(count: int) -> torch.Tensor:
-        ops.mm_all_reduce_(out, a, b, "sum", name, count)
-        return out
-
-    def pair() -> torch.Tensor:
-        torch.mm(a, b, out=out)
-        ops.all_reduce_(out, "sum", name)
-        return ops.wait_tensor(out)
-
-    ways: dict[str, Run] = {f"{count} pieces": lambda count=count: fused(count) for count in pieces}  # type: ignore[misc]
-    return {**ways, PAIR: pair, ALONE: lambda: torch.mm(a, b, out=out)}
-
-
 def reduce_scatters(a: torch.Tensor, b: torch.Tensor, name: str, pieces: list[int]) -> dict[str, Run]:
     ways: dict[str, Run] = {
         f"{count} pieces": lambda count=count: ops.mm_reduce_scatter(a, b, "sum", RANKS, name, count)  # type: ignore[misc]
@@ -68,7 +52,7 @@ def reduce_scatters(a: torch.Tensor, b: torch.Tensor, name: str, pieces: list[in
 def all_gathers(a: torch.Tensor, b: torch.Tensor, name: str, _: list[int]) -> dict[str, Run]:
     shard = a[: a.shape[0] // RANKS].clone()
     return {
-        "fused": lambda: ops.all_gather_mm(shard, b, RANKS, name),
+        "fused": lambda: ops.all_gather_mms(shard, [b], RANKS, name)[0],
         PAIR: lambda: ops.wait_tensor(ops.all_gather_into_tensor(shard, RANKS, name)) @ b,
         ALONE: lambda: a @ b,
     }
@@ -96,7 +80,7 @@ def measure(rounds: int, pieces: list[int]) -> list[dict[str, object]]:
     pc.all_reduce(torch.ones(1), "sum", group)  # here the ranks meet
     rows: list[dict[str, object]] = []
     draw = random.Random(1)  # the same order on all ranks
-    makers = {"mm, all_reduce": all_reduces, "mm, reduce_scatter": reduce_scatters, "all_gather, mm": all_gathers}
+    makers = {"mm, reduce_scatter": reduce_scatters, "all_gather, mm": all_gathers}
     for collective, make in makers.items():
         for dtype in DTYPES:
             for shape in SHAPES:

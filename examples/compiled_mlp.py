@@ -1,6 +1,6 @@
 """Two ranks run one compiled layer. Its collective reads what the layer's product wrote, where it lies.
 
-Nothing changes in the function: `backend="phalanx"` is found by its name, once phalanx-inductor is installed.
+Nothing changes in the function: `backend="phalanx"` is found by its name, once phalanx-inductor-plugin is installed.
 """
 
 import os

@@ -79,9 +79,8 @@ void call_fallback(const char *op, const std::string &group_name, StableIValue *
   std::string reason = torch_reason();
   if (reason.find("Could not run '" + name) != std::string::npos)  // torch goes on to list all its dispatch keys
     reason = "no implementation of " + name + " for this device; import phalanx.collectives, which has one";
-  raise(PHX_ERR_UNSUPPORTED, std::string(op) + " on group '" + group_name + "', which in context " +
-                                 std::to_string(current_context()) +
-                                 " is no group of phalanx for this device, failed in torch.distributed: " + reason);
+  const std::string context = current_context() == 0 ? "" : " of context " + std::to_string(current_context());
+  raise(PHX_ERR_UNSUPPORTED, std::string(op) + " on group '" + group_name + "'" + context + ": " + reason);
 }
 
 uint64_t fallback_count() { return fallbacks.load(std::memory_order_relaxed); }

@@ -113,9 +113,8 @@ Kernel all_reduce, all_reduce_, reduce_scatter_tensor, reduce_scatter_tensor_out
 Kernel all_gather_into_tensor, all_gather_into_tensor_out, all_gather_v;
 Kernel all_to_all_single, broadcast, broadcast_, wait_tensor, wait_tensor_;
 Kernel all_reduce_coalesced, all_reduce_coalesced_, all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced;
-Kernel symm_arena, arena_view, peer_view, arena_barrier_, arena_release_;
-Kernel symm_arena_cuda, arena_view_cuda, peer_view_cuda;
+Kernel symm_arena, arena_view, arena_release_;
 Kernel mm_into_, bmm_into_, addmm_into_;
-Kernel mm_all_reduce_, mm_reduce_scatter, all_gather_mm, all_gather_mms;
+Kernel mm_reduce_scatter, all_gather_mms;
 
 }  // namespace phxt

@@ -67,32 +67,18 @@ constexpr Op kOps[] = {
     {"wait_tensor", "(Tensor(a) tensor) -> Tensor(a)", wait_tensor, false, Kind::single},
     // For generated code, where nothing is to be returned; torch has none such.
     {"wait_tensor_", "(Tensor(a!) tensor) -> ()", wait_tensor_, false, Kind::single},
-    // What compiled graphs are made of beside the collectives: see phalanx_torch.h.
-    {"symm_arena", "(SymInt nbytes, str plan, str group_name) -> Tensor", symm_arena, false, Kind::factory},
-    {"symm_arena_cuda", "(SymInt nbytes, str plan, str group_name, int gpu) -> Tensor", symm_arena_cuda, false,
-     Kind::factory},
-    {"arena_view", "(Tensor(a) arena, SymInt offset, SymInt[] size, ScalarType dtype) -> Tensor(a)", arena_view, false,
-     Kind::single},
-    {"peer_view", "(Tensor(a) arena, int peer, SymInt offset, SymInt[] size, ScalarType dtype) -> Tensor(a)", peer_view,
-     false, Kind::single},
-    {"arena_view_cuda", "(Tensor(a) arena, SymInt offset, SymInt[] size, ScalarType dtype, int gpu) -> Tensor(a)",
-     arena_view_cuda, false, Kind::single},
-    {"peer_view_cuda",
-     "(Tensor(a) arena, int peer, SymInt offset, SymInt[] size, ScalarType dtype, int gpu) -> Tensor(a)",
-     peer_view_cuda, false, Kind::single},
-    {"arena_barrier_", "(Tensor(a!) arena, Tensor[] readers) -> ()", arena_barrier_, false, Kind::single},
+    // The other ops of compiled graphs: see phalanx_torch.h.
+    {"symm_arena", "(SymInt nbytes, str plan, str group_name, int gpu=-1) -> Tensor", symm_arena, false, Kind::factory},
+    {"arena_view", "(Tensor(a) arena, SymInt offset, SymInt[] size, ScalarType dtype, int gpu=-1) -> Tensor(a)",
+     arena_view, false, Kind::single},
     {"arena_release_", "(Tensor(a!) arena, Tensor[] readers) -> ()", arena_release_, false, Kind::single},
     {"mm_into_", "(Tensor(a!) out, Tensor a, Tensor b) -> ()", mm_into_, false, Kind::single},
     {"bmm_into_", "(Tensor(a!) out, Tensor a, Tensor b) -> ()", bmm_into_, false, Kind::single},
     {"addmm_into_", "(Tensor(a!) out, Tensor bias, Tensor a, Tensor b) -> ()", addmm_into_, false, Kind::single},
-    // Complete on return; `pieces` 0 leaves their number to the op.
-    {"mm_all_reduce_", "(Tensor(a!) out, Tensor a, Tensor b, str reduce_op, str group_name, SymInt pieces) -> ()",
-     mm_all_reduce_, false, Kind::single},
+    // Complete on return. With `pieces` 0 the op chooses their number.
     {"mm_reduce_scatter",
      "(Tensor a, Tensor b, str reduce_op, int group_size, str group_name, SymInt pieces) -> Tensor", mm_reduce_scatter,
      false, Kind::single},
-    {"all_gather_mm", "(Tensor shard, Tensor b, int group_size, str group_name) -> Tensor", all_gather_mm, false,
-     Kind::single},
     {"all_gather_mms", "(Tensor shard, Tensor[] bs, int group_size, str group_name) -> Tensor[]", all_gather_mms, false,
      Kind::single},
 };

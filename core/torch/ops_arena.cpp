@@ -1,11 +1,10 @@
-// symm_arena and what is done with an arena: views of its memory, here and on the peers, and a barrier.
+// symm_arena, and the ops on an arena: views of its memory, and the order of its reuse.
 #include "arenas.h"
-#include "phalanx/cuda.h"
 
 namespace phxt {
 namespace {
 
-// The arena that a tensor stands for. It is found by its number, as a compiler may copy the tensor.
+// The arena of a handle. It is found by its number, as a compiler may copy the tensor.
 ArenaRef arena_of(const char *op, const Tensor &tensor) {
   const void *data = nullptr;
   int32_t dtype = 0;
@@ -56,11 +55,11 @@ void check_place(const Call &call, const Arena &arena, const Place &place) {
 
 void release_memory(void *, void *symm) { phx_symm_release(static_cast<phx_symm *>(symm)); }
 
-// A tensor in the block of a rank, which it keeps mapped. Its storage begins at the tensor, not at the block, as a
-// compiler takes the storage offset for 0.
-Tensor make_view(const Call &call, const Arena &arena, int32_t group_rank, const Place &place) {
+// A tensor in this rank's block, which it keeps mapped. Its storage begins at the tensor, not at the block, as a
+// compiler assumes a storage offset of 0.
+Tensor make_view(const Call &call, const Arena &arena, const Place &place) {
   check_place(call, arena, place);
-  char *const data = static_cast<char *>(phx_symm_buffer(arena.symm, group_rank)) + place.offset;
+  char *const data = static_cast<char *>(phx_symm_buffer(arena.symm, arena.group->rank)) + place.offset;
   const std::vector<int64_t> strides = contiguous_strides(place.sizes);
   phx_symm *const held = phx_symm_retain(arena.symm);
   AtenTensorHandle made = nullptr;
@@ -74,27 +73,8 @@ Tensor make_view(const Call &call, const Arena &arena, int32_t group_rank, const
   return Tensor(made);
 }
 
-// What a compiler was told of the device of a view must be so.
-void check_gpu(const char *op, const Arena &arena, int64_t gpu) {
-  if (arena.gpu != kHost && gpu == arena.gpu) return;
-  Call{op, arena.group}.refuse("gpu is " + std::to_string(gpu) + ", but the arena of plan '" + arena.plan +
-                               "' lies on " + device_name(arena.gpu));
-}
-
-Tensor view_here(const char *op, const Arena &arena, const Place &place) {
-  return make_view({op, arena.group}, arena, arena.group->rank, place);
-}
-
-Tensor view_of_peer(const char *op, const Arena &arena, int64_t peer, const Place &place) {
-  const Call call{op, arena.group};
-  if (peer < 0 || peer >= arena.group->size)
-    call.refuse("peer is " + std::to_string(peer) + ", but must be a rank within the group: 0 to " +
-                std::to_string(arena.group->size - 1));
-  return make_view(call, arena, static_cast<int32_t>(peer), place);
-}
-
-// A tensor of its own for each call: a compiler may use its memory for something else after the last use.
-Tensor stand_for_arena(const Call &call, std::string_view plan, int64_t nbytes) {
+// Each call makes a new tensor: a compiler may reuse its memory after the last use.
+Tensor make_handle(const Call &call, std::string_view plan, int64_t nbytes) {
   if (nbytes < 0) call.refuse("nbytes is " + std::to_string(nbytes) + ", but must not be negative");
   const int64_t number = arena_number(call, plan, static_cast<size_t>(nbytes));
   const int64_t one = 1;
@@ -106,68 +86,30 @@ Tensor stand_for_arena(const Call &call, std::string_view plan, int64_t nbytes) 
 }  // namespace
 
 void symm_arena(StableIValue *stack, uint64_t, uint64_t) {
-  const auto nbytes = static_cast<int64_t>(stack[0]);
-  const String plan(stack[1]), group_name(stack[2]);
-  const Call call{"symm_arena", find_group(group_name.view())};
-  if (!call) return fallback(call, group_name, stack, nbytes, plan, group_name);  // where its ranks meet
-  stack[0] = stand_for_arena(call, plan.view(), nbytes).release();
-}
-
-void symm_arena_cuda(StableIValue *stack, uint64_t, uint64_t) {
   const auto nbytes = static_cast<int64_t>(stack[0]), gpu = static_cast<int64_t>(stack[3]);
   const String plan(stack[1]), group_name(stack[2]);
-  Call call{"symm_arena_cuda", find_group(group_name.view())};
-  if (call && (gpu < 0 || gpu > INT32_MAX)) call.refuse("gpu is " + std::to_string(gpu) + ", but is counted from 0 on");
-  if (call) place(call, static_cast<int32_t>(gpu));
-  if (!call) return fallback(call, group_name, stack, nbytes, plan, group_name, gpu);
-  stack[0] = stand_for_arena(call, plan.view(), nbytes).release();
+  Call call{"symm_arena", find_group(group_name.view())};
+  if (call && (gpu < kHost || gpu > INT32_MAX))
+    call.refuse("gpu is " + std::to_string(gpu) + ", but must be the index of a GPU, or -1 for the host");
+  if (call && gpu != kHost) place(call, static_cast<int32_t>(gpu));
+  if (!call) return fallback(call, group_name, stack, nbytes, plan, group_name, gpu);  // where its ranks meet
+  stack[0] = make_handle(call, plan.view(), nbytes).release();
 }
 
 void arena_view(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor tensor(stack[0]);
   const IntList sizes(stack[2]);
   const Place place{static_cast<int64_t>(stack[1]), sizes.values(), static_cast<int32_t>(stack[3])};
-  stack[0] = view_here("arena_view", *arena_of("arena_view", tensor), place).release();
+  const auto gpu = static_cast<int64_t>(stack[4]);
+  const ArenaRef arena = arena_of("arena_view", tensor);
+  const Call call{"arena_view", arena->group};
+  if (gpu != arena->gpu)  // the compiler took the device of the view from this argument
+    call.refuse("gpu is " + std::to_string(gpu) + ", but the arena of plan '" + arena->plan + "' lies on " +
+                device_name(arena->gpu));
+  stack[0] = make_view(call, *arena, place).release();
 }
 
-void arena_view_cuda(StableIValue *stack, uint64_t, uint64_t) {
-  const Tensor tensor(stack[0]);
-  const IntList sizes(stack[2]);
-  const Place place{static_cast<int64_t>(stack[1]), sizes.values(), static_cast<int32_t>(stack[3])};
-  const ArenaRef arena = arena_of("arena_view_cuda", tensor);
-  check_gpu("arena_view_cuda", *arena, static_cast<int64_t>(stack[4]));
-  stack[0] = view_here("arena_view_cuda", *arena, place).release();
-}
-
-void peer_view(StableIValue *stack, uint64_t, uint64_t) {
-  const Tensor tensor(stack[0]);
-  const IntList sizes(stack[3]);
-  const Place place{static_cast<int64_t>(stack[2]), sizes.values(), static_cast<int32_t>(stack[4])};
-  const ArenaRef arena = arena_of("peer_view", tensor);
-  stack[0] = view_of_peer("peer_view", *arena, static_cast<int64_t>(stack[1]), place).release();
-}
-
-void peer_view_cuda(StableIValue *stack, uint64_t, uint64_t) {
-  const Tensor tensor(stack[0]);
-  const IntList sizes(stack[3]);
-  const Place place{static_cast<int64_t>(stack[2]), sizes.values(), static_cast<int32_t>(stack[4])};
-  const ArenaRef arena = arena_of("peer_view_cuda", tensor);
-  check_gpu("peer_view_cuda", *arena, static_cast<int64_t>(stack[5]));
-  stack[0] = view_of_peer("peer_view_cuda", *arena, static_cast<int64_t>(stack[1]), place).release();
-}
-
-void arena_barrier_(StableIValue *stack, uint64_t, uint64_t) {
-  const Tensor tensor(stack[0]);
-  const TensorList readers(stack[1]);
-  // What is still to be written here is not there for the peers.
-  for (size_t i = 0; i < readers.size(); ++i) settle(readers[i], kEverything);
-  const ArenaRef arena = arena_of("arena_barrier_", tensor);
-  if (arena->symm == nullptr) Call{"arena_barrier_", arena->group}.refuse("the arena has no memory to meet about");
-  if (arena->gpu == kHost) return check_core(phx_symm_barrier(arena->symm, 0, 0));
-  check_core(phx_symm_enqueue_barrier(arena->symm, 0, 0, gpu::current_stream(arena->gpu)));
-}
-
-// For compilers only: who reads what lies there does so before, and what comes next is written after.
+// Orders calls for compilers: readers of the arena come before it, and the next writes after it.
 void arena_release_(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor arena(stack[0]);
   const TensorList readers(stack[1]);

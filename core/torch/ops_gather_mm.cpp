@@ -1,4 +1,4 @@
-// all_gather_mm: the product of all ranks' shards with one or several matrices.
+// all_gather_mms: the products of all ranks' shards with several matrices.
 //
 // A product that is cut into one for each rank packs its second factor anew for each, and on the CPU nothing moves data
 // beside the core that computes. So it is one product, and the gathering is what is spared: the shards of all ranks are
@@ -67,14 +67,19 @@ void use_shards(const Call &call, const Tensor &own, const Matrix &shard, Use us
   use(whole.tensor);
 }
 
-std::vector<Tensor> gather_products(const String &group_name, const Tensor &own, const std::vector<const Tensor *> &bs,
-                                    int64_t group_size, StableIValue *stack) {
-  const Request request{route("all_gather_mm", own, group_name), std::string(group_name.view())};
+}  // namespace
+
+void all_gather_mms(StableIValue *stack, uint64_t, uint64_t) {
+  const Tensor own(stack[0]);
+  const TensorList bs(stack[1]);
+  const auto group_size = static_cast<int64_t>(stack[2]);
+  const String group_name(stack[3]);
+  const Request request{route("all_gather_mms", own, group_name), std::string(group_name.view())};
   const Call &call = request.call;
   const Matrix shard = request.matrix("shard", own);
   std::vector<Matrix> factors;
-  for (const Tensor *b : bs) {
-    factors.push_back(request.matrix("b", *b));
+  for (size_t i = 0; i < bs.size(); ++i) {
+    factors.push_back(request.matrix("b", bs[i]));
     request.check_factors(shard, factors.back());
   }
   request.check_size(group_size);
@@ -83,36 +88,18 @@ std::vector<Tensor> gather_products(const String &group_name, const Tensor &own,
     Tensor shared = own.share();
     fallback(Call{"all_gather_into_tensor", {}}, group_name, stack, shared, group_size, group_name);
     const Tensor whole(stack[0]);
-    for (const Tensor *b : bs) results.push_back(product(whole, *b));
-    return results;
+    for (size_t i = 0; i < bs.size(); ++i) results.push_back(product(whole, bs[i]));
+    stack[0] = TensorList(std::move(results)).release();
+    return;
   }
   use_shards(call, own, shard, [&](const Tensor &whole) {
     for (size_t i = 0; i < bs.size(); ++i) {
       Block result(call, group_size * shard.rows, factors[i], shard);
-      multiply(whole, *bs[i], result.tensor);
+      multiply(whole, bs[i], result.tensor);
       results.push_back(std::move(result.tensor));
     }
   });
-  return results;
-}
-
-}  // namespace
-
-void all_gather_mm(StableIValue *stack, uint64_t, uint64_t) {
-  const Tensor own(stack[0]), right(stack[1]);
-  const auto group_size = static_cast<int64_t>(stack[2]);
-  const String group_name(stack[3]);
-  stack[0] = gather_products(group_name, own, {&right}, group_size, stack)[0].release();
-}
-
-void all_gather_mms(StableIValue *stack, uint64_t, uint64_t) {
-  const Tensor own(stack[0]);
-  const TensorList rights(stack[1]);
-  const auto group_size = static_cast<int64_t>(stack[2]);
-  const String group_name(stack[3]);
-  std::vector<const Tensor *> bs;
-  for (size_t i = 0; i < rights.size(); ++i) bs.push_back(&rights[i]);
-  stack[0] = TensorList(gather_products(group_name, own, bs, group_size, stack)).release();
+  stack[0] = TensorList(std::move(results)).release();
 }
 
 }  // namespace phxt

@@ -1,8 +1,7 @@
-// Matrix products fused with the collective after them. The product of a reduce_scatter is computed where the other
-// ranks read it. Where that would be too much memory, and for an all_reduce if the caller wants it so, it is cut into
-// pieces of rows, and the collective of one piece is under way while the next product is computed: ranks that come late
-// or early do not stop each other at once, and what is sent still lies in the cache. On a GPU there is one piece: all
-// is on one stream.
+// mm_reduce_scatter: the product is computed where the other ranks read it. If that would take too much memory, it is
+// cut into pieces of rows, and the collective of one piece is in flight while the next product is computed: ranks that
+// come late or early do not block each other at once, and the data that is sent is still in the cache. On a GPU there
+// is one piece, as everything is on one stream.
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -96,9 +95,6 @@ phx_status reduce_scatter(const Call &call, const void *in, void *out, size_t co
 constexpr int64_t kRows = 256;       // of one product, at least
 constexpr int64_t kPackingCost = 4;  // in elements moved, for each of b
 
-// No size was found at which an all_reduce in pieces is faster where ranks keep step.
-constexpr int64_t kPiecesOfAllReduce = 1;
-
 // For a product that is too large for staging. Only two pieces have memory at a time, which stays in the cache.
 int64_t pieces_of_reduce_scatter(int64_t own_rows, const Matrix &a, const Matrix &b) {
   constexpr int64_t kMost = 16;
@@ -107,37 +103,6 @@ int64_t pieces_of_reduce_scatter(int64_t own_rows, const Matrix &a, const Matrix
 }
 
 }  // namespace
-
-void mm_all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
-  const Tensor target(stack[0]), left(stack[1]), right(stack[2]);
-  const String reduce_op(stack[3]), group_name(stack[4]);
-  const auto wished = static_cast<int64_t>(stack[5]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
-  const Request request{route("mm_all_reduce_", left, group_name), std::string(group_name.view())};
-  const Call &call = request.call;
-  const Matrix a = request.matrix("a", left), b = request.matrix("b", right), out = request.matrix("out", target);
-  request.check_factors(a, b);
-  request.check_out(target, out, a, b);
-  if (!call) {
-    Tensor whole = product(left, right);
-    fallback(Call{"all_reduce", {}}, group_name, stack, whole, reduce_op, group_name);
-    return copy_into(target, Tensor(stack[0]));
-  }
-  check_reduction(call, reduction, out.type);
-  const Pieces pieces(call, wished > 0 ? wished : kPiecesOfAllReduce, a.rows);
-  auto *data = static_cast<char *>(mutable_data(target));
-  fly(call, [&](Flight &flight) {
-    for (int64_t piece = 0; piece < pieces.count; ++piece) {
-      const int64_t begin = pieces.begin(piece), size = pieces.size(piece);
-      multiply(rows(left, begin, size), right, rows(target, begin, size));
-      char *sent = data + out.bytes(begin);
-      flight.start(pieces.last(piece), [&](phx_work **work) {
-        return phx_all_reduce(call.handle(), sent, sent, out.count(size), out.type.code, reduction, call.options(),
-                              work);
-      });
-    }
-  });
-}
 
 void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor left(stack[0]), right(stack[1]);

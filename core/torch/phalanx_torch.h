@@ -23,22 +23,20 @@
  * on another stream must be kept, or recorded there (record_stream). A peer that dies, or ranks that disagree, are an
  * error of the next call on the group.
  *
- * For compiled graphs: symm_arena(nbytes, plan, group) gives a tensor that stands for symmetric memory of the group, at
- * the same address in every call; symm_arena_cuda(nbytes, plan, group, gpu) for memory of a GPU, whose number may
- * differ from rank to rank; the tensor is one of the CPU all the same. An arena belongs to a registered group of the
+ * For compiled graphs: symm_arena(nbytes, plan, group, gpu=-1) returns a handle of an arena, symmetric memory of the
+ * group that is at the same address in every call. The memory is on the host, or on a GPU, whose index may differ
+ * between ranks; the handle is a tensor of the CPU in both cases. An arena belongs to a registered group of the
  * thread's context and to a plan, a text of parts between '|', the first of which is a name with a hash of the rest.
  * The first call, and one with more bytes than the arena has, is collective, and an error on every rank where plans or
- * sizes differ; the others are local. arena_view and peer_view make tensors in the arena's bytes of this rank and of
- * another one of the group; arena_view_cuda and peer_view_cuda do the same and have the GPU among their arguments, from
- * which compilers know where the view lies. The arena goes with its group (phxt_group_remove); a tensor keeps the
- * memory that it lies in, also after that and after the arena grew. arena_barrier_ is a barrier of the group, on a GPU
- * of the ranks' current streams; arena_release_ does nothing but tell a compiler an order. mm_into_, bmm_into_ and
- * addmm_into_ write a product into contiguous memory of the caller.
+ * sizes differ; other calls are local. arena_view makes a tensor in this rank's memory of the arena; its `gpu` must be
+ * that of the arena, and tells compilers the device of the view. The arena goes with its group (phxt_group_remove); a
+ * tensor keeps the memory that it lies in, also after that and after the arena grew. arena_release_ only tells a
+ * compiler an order. mm_into_, bmm_into_ and addmm_into_ write a product into contiguous memory of the caller.
  *
- * Also on CPU: all_gather_mm(shard, b, group_size, group) is the product of all ranks' shards, one after another, with
- * b, and all_gather_mms with each of a list; mm_reduce_scatter(a, b, op, group_size, group, pieces) is this rank's rows
- * of the reduced products. The ranks read each other's shards, and products, where they lie. Shards in symmetric memory
- * that has had a rendezvous with the very group are not copied either; then it must be so on all ranks.
+ * Also on CPU: all_gather_mms(shard, bs, group_size, group) returns the products of all ranks' shards, one after
+ * another, with each matrix of a list; mm_reduce_scatter(a, b, op, group_size, group, pieces) returns this rank's rows
+ * of the reduced products. The ranks read each other's shards and products in place. Shards in symmetric memory that
+ * has had a rendezvous with this group are not copied either; then this must hold on all ranks.
  *
  * Same rules as in phalanx.h: C99, statuses, cdef marks. An op that fails raises ValueError (an argument is wrong:
  * nothing was sent) or RuntimeError with the full text; phxt_last_status() and phxt_last_error() of the same thread say

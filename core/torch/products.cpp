@@ -35,8 +35,7 @@ Matrix Request::matrix(const char *name, const Tensor &tensor) const {
   const int64_t spanned =
       sizes[0] == 0 || sizes[1] == 0 ? 0 : (sizes[0] - 1) * strides[0] + (sizes[1] - 1) * strides[1] + 1;
   const auto begin = reinterpret_cast<uintptr_t>(data);
-  result.range = {begin, begin + static_cast<uintptr_t>(spanned) * result.type.bytes};
-  if (call) settle(tensor, result.range);
+  if (call) settle(tensor, {begin, begin + static_cast<uintptr_t>(spanned) * result.type.bytes});
   return result;
 }
 
@@ -44,14 +43,6 @@ void Request::check_factors(const Matrix &a, const Matrix &b) const {
   if (a.dtype != b.dtype || a.columns != b.rows)
     refuse(a.text() + " and " + b.text() + "; they must have the same dtype, and b as many rows as " + a.name +
            " has columns");
-}
-
-void Request::check_out(const Tensor &tensor, const Matrix &out, const Matrix &a, const Matrix &b) const {
-  if (out.rows != a.rows || out.columns != b.columns || out.dtype != a.dtype)
-    refuse(out.text() + ", but must be [" + std::to_string(a.rows) + ", " + std::to_string(b.columns) + "] of " +
-           a.type.name);
-  if (!is_contiguous(tensor)) refuse("out must be contiguous");
-  if (out.range.overlaps(a.range) || out.range.overlaps(b.range)) refuse("out must not share memory with a or b");
 }
 
 void Request::check_size(int64_t group_size) const {

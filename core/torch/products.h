@@ -9,13 +9,12 @@
 
 namespace phxt {
 
-// A matrix of any strides, and the addresses that its elements span.
+// A matrix of any strides.
 struct Matrix {
   const char *name = "";
   int64_t rows = 0, columns = 0;
   int32_t dtype = 0;  // torch's
   ElementType type{};
-  Range range;
 
   size_t count(int64_t of_rows) const { return static_cast<size_t>(of_rows) * static_cast<size_t>(columns); }
   size_t bytes(int64_t of_rows) const { return count(of_rows) * type.bytes; }
@@ -36,7 +35,6 @@ struct Request {
   // On our road: complete, where work of ours was still to write it.
   Matrix matrix(const char *name, const Tensor &tensor) const;
   void check_factors(const Matrix &a, const Matrix &b) const;
-  void check_out(const Tensor &tensor, const Matrix &out, const Matrix &a, const Matrix &b) const;
   void check_size(int64_t group_size) const;
 };
 

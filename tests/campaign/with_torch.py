@@ -24,7 +24,7 @@ DEPTH = 3  # of futures that wait for futures
 
 def build() -> None:
     """Compiles the back end, and loads it, before ranks are forked."""
-    from phalanx.collectives.c10d import _build
+    from phalanx.collectives._c10d import _build
 
     _build.module()
 

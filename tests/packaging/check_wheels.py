@@ -39,7 +39,7 @@ MUST_HOLD = {
         "phalanx/symm_mem/_pool/pools.cpp",
     ],
     "phalanx_dtensor": ["phalanx/dtensor/__init__.py", "phalanx/dtensor/py.typed"],
-    "phalanx_inductor": [
+    "phalanx_inductor_plugin": [
         "phalanx/inductor_plugin/__init__.py",
         "phalanx/inductor_plugin/backend.py",
         "phalanx/inductor_plugin/py.typed",
@@ -48,8 +48,6 @@ MUST_HOLD = {
 }
 # Distributions that have a module outside the namespace.
 BESIDE = {"phalanx_collectives": "phalanx_torch_autoload/"}
-# Distributions whose module is called otherwise.
-MODULES = {"phalanx_inductor": "inductor_plugin"}
 
 
 def problems_of(wheel: Path) -> list[str]:
@@ -66,7 +64,7 @@ def problems_of(wheel: Path) -> list[str]:
     found += [f"{name} is a symlink" for name in links]
     found += [f"{name} is missing" for name in MUST_HOLD[distribution] if name not in names]
     found += [f"{name} breaks the namespace" for name in names if name == "phalanx/__init__.py"]
-    own = f"phalanx/{MODULES.get(distribution, distribution.removeprefix('phalanx_'))}/"
+    own = f"phalanx/{distribution.removeprefix('phalanx_')}/"
     places = (own, BESIDE.get(distribution, own))
     outside = [name for name in names if not name.startswith(places) and ".dist-info/" not in name]
     found += [f"{name} lies outside {own}" for name in outside]

@@ -18,7 +18,7 @@ PROJECTS = {
     "phalanx-collectives": ROOT / "packages" / "collectives",
     "phalanx-symm-mem": ROOT / "packages" / "symm_mem",
     "phalanx-dtensor": ROOT / "packages" / "dtensor",
-    "phalanx-inductor": ROOT / "packages" / "inductor_plugin",
+    "phalanx-inductor-plugin": ROOT / "packages" / "inductor_plugin",
 }
 # Only downwards: what each may name among its dependencies.
 BELOW = {
@@ -26,8 +26,14 @@ BELOW = {
     "phalanx-collectives": {"phalanx-core"},
     "phalanx-symm-mem": {"phalanx-core", "phalanx-collectives"},
     "phalanx-dtensor": {"phalanx-core", "phalanx-collectives"},
-    "phalanx-inductor": {"phalanx-core", "phalanx-collectives"},
-    "phalanx": {"phalanx-core", "phalanx-collectives", "phalanx-symm-mem", "phalanx-dtensor", "phalanx-inductor"},
+    "phalanx-inductor-plugin": {"phalanx-core", "phalanx-collectives"},
+    "phalanx": {
+        "phalanx-core",
+        "phalanx-collectives",
+        "phalanx-symm-mem",
+        "phalanx-dtensor",
+        "phalanx-inductor-plugin",
+    },
 }
 
 
@@ -71,7 +77,7 @@ def test_the_namespace_has_no_module_of_its_own() -> None:
 
 def test_torch_finds_the_backend_by_its_name() -> None:
     (found,) = importlib.metadata.entry_points(group="torch_dynamo_backends", name="phalanx")
-    assert found.dist is not None and found.dist.name == "phalanx-inductor"
+    assert found.dist is not None and found.dist.name == "phalanx-inductor-plugin"
     assert callable(found.load())
 
 

@@ -28,9 +28,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from phalanx.inductor_plugin._eligibility import GroupFacts
+from phalanx.inductor_plugin._passes import GraphPass, facts_of
 from phalanx.inductor_plugin.config import Config
-from phalanx.inductor_plugin.eligibility import GroupFacts
-from phalanx.inductor_plugin.passes import GraphPass, facts_of
 from phalanx.inductor_plugin.report import Report, clear_reports, reports
 
 __all__ = ["Lowered", "Traced", "fake_group", "lowered", "names", "nowhere", "on_gpu", "traced"]

@@ -171,7 +171,6 @@ def test_an_arena_is_a_number_that_survives_copies_of_its_tensor(alone):
 def test_an_arena_of_no_bytes_has_no_memory_and_may_grow(alone):
     arena = P.symm_arena(0, "nothing g", "g")
     assert "0 bytes" in raises(ValueError, lambda: view(arena, 0, [0]))
-    assert "no memory" in raises(ValueError, lambda: P.arena_barrier_(arena, []))
     assert P.symm_arena(0, "nothing g", "g").item() == arena.item()
     assert P.symm_arena(8, "nothing g", "g").item() == arena.item()
     assert view(arena, 0, [2]).shape == (2,)
@@ -189,9 +188,7 @@ def test_views_are_contiguous_tensors_over_the_bytes_at_their_offset(alone):
     assert view(arena, 8, [], torch.int64).shape == ()
     assert view(arena, 4096, [0, 5]).shape == (0, 5)
     assert view(arena, 0, [2], torch.float8_e5m2).dtype is torch.float8_e5m2
-    same(P.peer_view(arena, 0, 64, [24], torch.bfloat16), x.flatten())
     P.arena_release_(arena, [x, whole])
-    P.arena_barrier_(arena, [x])
 
 
 def test_wrong_views_are_value_errors(alone):
@@ -202,12 +199,12 @@ def test_wrong_views_are_value_errors(alone):
         (lambda: view(arena, 2, [1]), ["offset is 2", "4 bytes"]),
         (lambda: view(arena, -4, [1]), ["offset is -4"]),
         (lambda: view(arena, 0, [-1]), ["size has the negative entry -1"]),
-        (lambda: P.peer_view(arena, 1, 0, [1], torch.int8), ["peer is 1", "0 to 0"]),
-        (lambda: P.peer_view(arena, -1, 0, [1], torch.int8), ["peer is -1"]),
+        (lambda: P.arena_view(arena, 0, [1], torch.int8, 0), ["gpu is 0", "graph-1 g", "lies on the CPU"]),
         (lambda: view(torch.ones(1), 0, [1]), ["arena_view", "int64 tensor of one number"]),
         (lambda: view(torch.ones(1, dtype=torch.int64), 0, [1]), ["no arena has the number 1"]),
-        (lambda: P.arena_barrier_(torch.zeros(2, dtype=torch.int64), []), ["arena_barrier_", "one number"]),
+        (lambda: view(torch.zeros(2, dtype=torch.int64), 0, [1]), ["arena_view", "one number"]),
         (lambda: P.symm_arena(-1, PLAN, "g"), ["symm_arena on group 'g'", "nbytes is -1"]),
+        (lambda: P.symm_arena(64, PLAN, "g", -2), ["symm_arena on group 'g'", "gpu is -2", "-1 for the host"]),
     ]:
         text = raises(ValueError, call)
         assert all(part in text for part in parts), text
@@ -224,13 +221,13 @@ def test_the_arena_of_an_unknown_group_is_made_by_the_other_road(alone):
     library = torch.library.Library("phalanx_c10d", "IMPL")
     calls = []
 
-    def implementation(nbytes, *texts):
-        calls.append((nbytes, *(alone.ffi.string(alone.ops.phxt_text(text)).decode() for text in texts)))
+    def implementation(nbytes, *texts, gpu=-1):
+        calls.append((nbytes, *(alone.ffi.string(alone.ops.phxt_text(text)).decode() for text in texts), gpu))
         return torch.tensor([7])
 
     library.impl("symm_arena", implementation, "CompositeExplicitAutograd")
     assert P.symm_arena(64, PLAN, "later").tolist() == [7]
-    assert calls == [(64, PLAN, "later")]
+    assert calls == [(64, PLAN, "later", -1)]
     library._destroy()
 
 
@@ -255,9 +252,7 @@ def held_after_growth(rank, size):
         before = mapped()
         arena = P.symm_arena(64, PLAN, "g")
         x = view(arena, 0, [16])
-        peer = P.peer_view(arena, 1 - rank, 0, [16], torch.float32)
         x.fill_(rank + 1)
-        P.arena_barrier_(arena, [x])
         first = mapped()
         assert first > before
         grown = P.symm_arena(1 << 20, PLAN, "g")
@@ -268,8 +263,8 @@ def held_after_growth(rank, size):
         assert y.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
         both = mapped()
         assert both > first
-        assert (x.sum().item(), peer.sum().item()) == (16 * (rank + 1), 16 * (2 - rank))
-        del x, peer
+        same(B.all_reduce(x, "sum", "g"), torch.full((16,), 3.0))
+        del x
         gc.collect()
         assert mapped() < both
         assert P.symm_arena(8, PLAN, "g").item() == arena.item()  # smaller ones fit
@@ -303,40 +298,6 @@ def iterations(rank, size, count):
 def test_a_graph_finds_its_memory_at_the_same_address_and_collectives_read_it_there():
     load()
     run_ranks(iterations, 2, 100_000)
-
-
-def peers(rank, size):
-    with World(rank, size):
-        plan_group = P.symm_arena(1024, PLAN, "g")
-        mine = view(plan_group, 128, [4, 8])
-        for step in range(20):
-            mine.copy_(data(rank, (4, 8), seed=step))
-            P.arena_barrier_(plan_group, [mine])
-            for peer in range(size):
-                same(P.peer_view(plan_group, peer, 128, [4, 8], torch.float32), data(peer, (4, 8), seed=step))
-            P.arena_barrier_(plan_group, [mine])  # nobody writes before all have read
-
-
-def test_a_peer_view_has_what_the_peer_wrote_before_the_barrier():
-    load()
-    run_ranks(peers, 3)
-
-
-def pending_at_a_barrier(rank, size):
-    with World(rank, size) as world:
-        arena = P.symm_arena(1024, PLAN, "g")
-        x = view(arena, 0, [size, 8])
-        P.all_gather_into_tensor_out(torch.full((1, 8), float(rank)), size, "g", out=x)
-        assert world.ops.phxt_pending_count() == 1
-        P.arena_barrier_(arena, [x])
-        assert world.ops.phxt_pending_count() == 0
-        expected = torch.arange(size).float().unsqueeze(1).expand(size, 8)
-        same(P.peer_view(arena, 1 - rank, 0, [size, 8], torch.float32), expected.contiguous())
-
-
-def test_a_barrier_waits_for_what_is_pending_on_the_views():
-    load()
-    run_ranks(pending_at_a_barrier, 2)
 
 
 def different_plans(rank, size):
@@ -427,20 +388,6 @@ def test_a_peer_that_dies_before_the_first_call_is_an_error():
     assert "rank 1" in text
 
 
-def dead_at_barrier(rank, size):
-    World(rank, size)
-    arena = P.symm_arena(64, PLAN, "g")
-    if rank == 1:
-        os.kill(os.getpid(), 9)
-    return raises(RuntimeError, lambda: P.arena_barrier_(arena, []))
-
-
-def test_a_peer_that_dies_before_a_barrier_is_an_error():
-    load()
-    text, _ = run_ranks(dead_at_barrier, 2, expect_exit={1: -9})
-    assert "rank 1" in text
-
-
 def rank_thread(rank, size, store, failures):
     try:
         with World(rank, size, context=200 + rank, store=store):
@@ -448,9 +395,8 @@ def rank_thread(rank, size, store, failures):
                 arena = P.symm_arena(1024, PLAN, "g")
                 mine = view(arena, 0, [16])
                 mine.fill_(rank + step)
-                P.arena_barrier_(arena, [mine])
-                same(P.peer_view(arena, 1 - rank, 0, [16], torch.float32), torch.full((16,), float(1 - rank + step)))
-                P.arena_barrier_(arena, [mine])
+                B.all_reduce_(mine, "sum", "g")
+                same(mine, torch.full((16,), 2.0 * step + 1))
     except BaseException:
         failures.append(traceback.format_exc())
 

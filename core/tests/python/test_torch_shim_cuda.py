@@ -174,10 +174,8 @@ def products(rank, size):
         on_both(into, a, b, bias, batch)
 
         def fused(a, b):
-            out = a.new_empty(a.shape[0], 5)
-            P.mm_all_reduce_(out, a, b, "sum", "g", 0)
             scattered = P.mm_reduce_scatter(a, b, "sum", size, "g", 0)
-            return [out, scattered, P.all_gather_mm(a, b, size, "g")]
+            return [scattered, *P.all_gather_mms(a, [b, b[:, 1:]], size, "g")]
 
         on_both(fused, a, b)
         weight = b.cuda().requires_grad_()
@@ -192,33 +190,25 @@ def test_products_are_those_of_the_host():
 
 def arenas(rank, size):
     with joined(rank, size):
-        arena = P.symm_arena_cuda(4096, "plan", "g", 0)
-        assert not arena.is_cuda and P.symm_arena_cuda(64, "plan", "g", 0).item() == arena.item()
-        assert P.symm_arena(4096, "plan", "g").item() != arena.item()  # the host's
-        mine = P.arena_view(arena, 256, [4, 8], torch.float32)
+        arena = P.symm_arena(4096, "plan", "g", 0)
+        assert not arena.is_cuda and P.symm_arena(64, "plan", "g", 0).item() == arena.item()
+        host = P.symm_arena(4096, "plan", "g")
+        assert host.item() != arena.item()
+        mine = P.arena_view(arena, 256, [4, 8], torch.float32, 0)
         assert mine.device == torch.device("cuda", 0) and mine.is_contiguous()
         side = torch.cuda.Stream()
         for stream in (torch.cuda.current_stream(), side):
             with torch.cuda.stream(stream):
                 P.mm_into_(mine, torch.full((4, 2), rank + 1.0, device="cuda"), torch.ones(2, 8, device="cuda"))
-                P.arena_barrier_(arena, [mine])
-                peer = P.peer_view(arena, 1 - rank, 256, [4, 8], torch.float32)
-                same(peer.cpu(), torch.full((4, 8), 2.0 * (2 - rank)))
-                P.arena_barrier_(arena, [peer])
-                # Collectives read it where it is.
+                # Collectives read it in place.
                 same(P.wait_tensor(P.all_reduce(mine, "sum", "g")).cpu(), torch.full((4, 8), 6.0))
                 P.arena_release_(arena, [mine])
             stream.synchronize()
-        told = P.arena_view_cuda(arena, 256, [4, 8], torch.float32, 0)
-        assert told.data_ptr() == mine.data_ptr() and told.device == mine.device
-        theirs = P.peer_view_cuda(arena, 1 - rank, 256, [4, 8], torch.float32, 0)
-        assert theirs.data_ptr() == peer.data_ptr() and theirs.device == peer.device
-        for view in (lambda gpu: P.arena_view_cuda(arena, 0, [1], torch.float32, gpu),
-                     lambda gpu: P.peer_view_cuda(arena, 0, 0, [1], torch.float32, gpu)):  # fmt: skip
-            assert "lies on cuda:0" in raises(ValueError, lambda view=view: view(1))
-        host = P.symm_arena(4096, "plan", "g")
-        assert "gpu is 0" in raises(ValueError, lambda: P.arena_view_cuda(host, 0, [1], torch.float32, 0))
-        assert "gpu is -1" in raises(ValueError, lambda: P.symm_arena_cuda(64, "plan", "g", -1))
+        for wrong in (-1, 1):
+            text = raises(ValueError, lambda wrong=wrong: P.arena_view(arena, 0, [1], torch.float32, wrong))
+            assert f"gpu is {wrong}" in text and "lies on cuda:0" in text
+        assert "gpu is 0" in raises(ValueError, lambda: P.arena_view(host, 0, [1], torch.float32, 0))
+        assert "gpu is -2" in raises(ValueError, lambda: P.symm_arena(64, "plan", "g", -2))
         text = raises(ValueError, lambda: P.arena_view(arena.cuda(), 0, [1], torch.float32))
         assert "on the CPU" in text
 
@@ -284,5 +274,6 @@ def test_every_collective_has_a_kernel_for_gpus():
     load()
     names = [f"phalanx::{form}{name}" for form in ("", "blocking_") for name in COLLECTIVES]
     names += [f"phalanx_ordered::{name}" for name in COLLECTIVES]
-    names += [f"phalanx::{name}" for name in ("wait_tensor", "wait_tensor_", "arena_view", "mm_into_", "all_gather_mm")]
+    others = ("wait_tensor", "wait_tensor_", "arena_view", "mm_into_", "all_gather_mms")
+    names += [f"phalanx::{name}" for name in others]
     assert [name for name in names if not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CUDA")] == []

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import phalanx.collectives as pc
 from c10d_groups import join, run_groups
-from phalanx.collectives import _ops
+from phalanx.collectives import _library
 from ranks import run_ranks
 
 
@@ -121,7 +121,7 @@ def test_the_backend_writes_tensors_with_bits():
 
 
 def test_every_op_that_writes_and_returns_nothing_has_the_rule():
-    _ops.loaded()
+    _library.loaded()
     for namespace in ("phalanx", "phalanx_ordered"):
         for name in dir(getattr(torch.ops, namespace)):
             packet = getattr(getattr(torch.ops, namespace), name)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from c10d_groups import has_compiler, native_folder
-from phalanx.collectives.c10d import _build
+from phalanx.collectives._c10d import _build
 
 LOAD = "from phalanx.collectives import c10d; c10d.load(); c10d.load(); print('loaded')"
 # A compiler that takes no time: it notes what it is asked for, and the result is there already.
@@ -40,7 +40,7 @@ def ready():
         pytest.skip("needs a C++ compiler")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PHALANX_NATIVE", native_folder())
-        return _build.path()
+        return _build.EXTENSION.path()
 
 
 @pytest.mark.slow
@@ -54,7 +54,7 @@ def test_of_many_ranks_that_start_at_once_one_compiles(tmp_path):
     assert [process.communicate(timeout=280)[0] for process in processes] == ["loaded\n"] * 3
     compiled = sorted((tmp_path / "log").read_text().split("\n")[:-1])
     assert compiled == ["", *(f"unit{i}.cpp" for i in range(len(compiled) - 1))]  # each once, and the link
-    assert 2 <= len(compiled) <= len(_build._SOURCES) + 1
+    assert 2 <= len(compiled) <= len(_build.EXTENSION.sources) + 1
     assert [each.name for each in native.iterdir()] == [ready().name]  # no lock, no scratch
     assert load(native, **{**env, "CXX": "false"})[1] == "loaded\n"  # found
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from phalanx.collectives._works import parked_count
+from phalanx.collectives._work import parked_count
 from ranks import run_ranks
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.uint8)

@@ -9,8 +9,8 @@ import torch.distributed._functional_collectives as theirs
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.collectives as pc
-from phalanx.collectives import _compiled_ops
-from phalanx.collectives._registry import entry_named
+from phalanx.collectives import _kernels
+from phalanx.collectives._registry import state_named
 from ranks import run_ranks
 
 MOVED = f"torch {torch.__version__} has changed "
@@ -46,7 +46,7 @@ def every_form(rank, size):
         found = torch.compile(gathered, backend=graphs, fullgraph=True)(x, group)
         ((group_size, name),) = graphs.calls  # one node
         assert type(group_size) is int and group_size == size and type(name) is str  # constants
-        assert entry_named(name).ranks == tuple(everybody)
+        assert state_named(name).ranks == tuple(everybody)
         assert found.tolist() == gathered(x, group).tolist() == [10.0 * each for each in everybody]  # as in eager mode
     torch.compiler.reset()
     graphs = Graphs()
@@ -54,7 +54,7 @@ def every_form(rank, size):
     assert torch.compile(lambda t: gathered(t, listed), backend=graphs, fullgraph=True)(x).tolist() == [10.0 * rank]
     assert gathered(x, listed).tolist() == [10.0 * rank], gathered(x, listed)
     ((group_size, name),) = graphs.calls
-    assert group_size == 1 and entry_named(name).ranks == (rank,)
+    assert group_size == 1 and state_named(name).ranks == (rank,)
 
 
 def guards(rank, size):
@@ -76,7 +76,7 @@ def tracing_alone(rank, size):
     x = torch.tensor([rank + 1.0])
 
     def traced(module, _):
-        assert not entry_named(group.group_name).decided
+        assert not state_named(group.group_name).decided
         store.set("traced", b"")
         return module.forward
 
@@ -86,7 +86,7 @@ def tracing_alone(rank, size):
     else:
         store.wait(["traced"])
         assert gathered(x, group).tolist() == [1.0, 2.0]
-    assert entry_named(group.group_name).decided  # the ranks met when it ran
+    assert state_named(group.group_name).decided  # the ranks met when it ran
 
 
 def own_graphs(rank, size):
@@ -110,7 +110,7 @@ def tags(rank, size):
     call = torch.compile(lambda t: pc.all_reduce(t, "sum", [0, 1], "mine"), backend=graphs, fullgraph=True)
     assert call(x).item() == 3
     ((_, name),) = graphs.calls
-    assert name != dist.group.WORLD.group_name and entry_named(name).ranks == (0, 1)
+    assert name != dist.group.WORLD.group_name and state_named(name).ranks == (0, 1)
 
 
 def documented(rank, size):
@@ -162,7 +162,7 @@ def test_an_op_has_the_arguments_of_torchs_op_of_its_name():  # P27
         assert ours[name] == wanted[name], MOVED + name
     assert set(wanted) - set(ours) == {"_wrap_tensor_autograd"}, MOVED + "its ops"
     others = {name.removeprefix("nccl_") for name in schemas("symm_mem")}  # of phalanx.symm_mem, where that is imported
-    others |= set(_compiled_ops.FAKES)  # only compiled graphs call these
+    others |= set(_kernels._GRAPH_FAKES)  # only compiled graphs call these
     for name, arguments in ours.items():  # those that torch has not got look alike
         if name.startswith("blocking_"):
             assert arguments == ours[name.removeprefix("blocking_")]

@@ -72,7 +72,7 @@ def groups_of_the_core(rank, size):
     (pc.broadcast(x, 1, everyone) * (rank + 1)).sum().backward()
     assert x.grad.item() == (10 if rank == 1 else 0)
     assert doubled_total(half)(x.detach()).item() == 2 * (101, 1010)[rank % 2]
-    name = pc._registry.entry_of_core(half).name
+    name = pc._registry.state_of_core(half).name
     assert torch.ops.phalanx.wait_tensor(torch.ops.phalanx.all_reduce(x.detach(), "sum", name)).item() != x.item()
     everyone.barrier()
     torch.compiler.reset()
@@ -208,10 +208,10 @@ def test_without_process_groups_the_error_says_what_to_call():
 
 
 def meet_with_other_builds(rank, size, backend):
-    from phalanx.collectives import _meeting
+    from phalanx.collectives import _bootstrap
 
     if rank == 1:
-        _meeting._build = lambda: "9.9.9 (build 0123456789abcdef)"
+        _bootstrap._build = lambda: "9.9.9 (build 0123456789abcdef)"
     store = f"file://{scratch() / 'store'}"
     seconds = timedelta(seconds=30)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.collectives import _autograd, _native, building
+from phalanx.collectives import _native, _op_table, extension
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parents[2]
@@ -114,7 +114,7 @@ def test_a_folder_that_others_may_write_is_refused_before_anything_is_compiled(t
 @pytest.mark.slow
 def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX_NATIVE", str(tmp_path))
-    path = _native.library(_autograd.OPS)
+    path = _native.extension(tuple(_op_table.OPS)).path()
     path.write_bytes(b"not a library")
     path.chmod(0o700)
     loaded, told = is_loaded(tmp_path)
@@ -141,12 +141,12 @@ def test_a_compiler_that_fails_is_quoted(tmp_path):
 def test_where_it_is(monkeypatch):
     for name in ("PHALANX_NATIVE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
-    assert building.folder() is None and _native.find(["x"]) is None
+    assert extension.folder() is None and _native.extension(("x",)).find() is None
     monkeypatch.setenv("HOME", "/users/me")
-    assert building.folder() == Path("/users/me/.cache/phalanx/native")
+    assert extension.folder() == Path("/users/me/.cache/phalanx/native")
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert building.folder() == Path("/cache/phalanx/native")
+    assert extension.folder() == Path("/cache/phalanx/native")
     monkeypatch.setenv("PHALANX_NATIVE", "/n")
-    assert building.folder() == Path("/n")
+    assert extension.folder() == Path("/n")
     monkeypatch.setenv("PHALANX_NATIVE", "")
-    assert building.folder() is None
+    assert extension.folder() is None

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fake_torch_cuda
 import phalanx.collectives as pc
-from phalanx.collectives import _functional, _registry
+from phalanx.collectives import _registry, _transport
 from phalanx.core import MismatchError, PhalanxError, RevokedError, UnsupportedError
 from ranks import run_ranks, scratch
 
@@ -62,7 +62,7 @@ def values(rank, size):
                 alike(lambda x, r=reduction: pc.all_reduce(x, r, group), drawn(rank, shape, dtype))
         alike(lambda x: pc.reduce_scatter_tensor(x, "sum", 0, group), drawn(rank, (2 * size, 3), dtype))
         alike(lambda x: pc.all_gather_tensor(x, 0, group), drawn(rank, (4, 3), dtype))
-    assert _registry.entry_of(group).on_gpus
+    assert _registry.state_of(group).on_gpus
     alike(lambda x: pc.reduce_scatter_tensor(x, "avg", 1, group), drawn(rank, (3, 2 * size)))
     alike(lambda x: pc.all_gather_tensor(x, 1, group), drawn(rank, (4, 3)))
     alike(lambda x: pc.all_reduce(x.t()[::2], "sum", group), drawn(rank, (4, 6)))
@@ -120,8 +120,8 @@ def forms(rank, size):
     x = torch.ones(2, device="cuda")
     new = dist.new_group(list(range(size)))  # whose ranks meet when the graph runs first
     graph = make_fx(lambda t: pc.all_reduce(t * 2, "sum", new) + 1, tracing_mode="fake")(x)
-    assert "phalanx.all_reduce" in graph.code and not _registry.entry_of(new).decided
-    assert graph(x).tolist() == [2.0 * size + 1] * 2 and _registry.entry_of(new).on_gpus
+    assert "phalanx.all_reduce" in graph.code and not _registry.state_of(new).decided
+    assert graph(x).tolist() == [2.0 * size + 1] * 2 and _registry.state_of(new).on_gpus
     dist.destroy_process_group()
 
 
@@ -226,7 +226,7 @@ def one_cannot(rank, size):
     handler.emit = lambda record: told.append(record.getMessage())
     logging.getLogger("phalanx.collectives").addHandler(handler)
     asked = []
-    _functional._Op._through_torch = lambda op, entry, tensor, *args: asked.append(op.name) or tensor.clone()  # no NCCL
+    _transport.C10dTransport.start = lambda self, op, tensor, *args: asked.append(op.name) or tensor.clone()  # no NCCL
     assert pc.all_reduce(torch.ones(2, device="cuda"), "sum", group).shape == (2,)
     assert asked == ["all_reduce"]
     assert len(told) == 1 and "rank(s) 1 cannot use the core there" in told[0], told

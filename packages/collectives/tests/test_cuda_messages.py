@@ -244,7 +244,7 @@ def of_ours(rank, size):
             receiving, sending = pc.irecv(got, left, group), pc.isend(x, right, group)
             assert receiving.wait() and sending.wait() and got._version > version
             same(got.view(-1), drawn(left, shape, dtype).view(-1))
-    assert _registry.entry_of(group).on_gpus
+    assert _registry.state_of(group).on_gpus
     for order in ([*range(8)], [4, 5, 6, 7, 0, 1, 2, 3]):
         sent = [torch.full((4 if i else LARGE,), 10.0 * rank + i, device="cuda") for i in range(4)]
         got = [torch.zeros_like(each) for each in sent]

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
 from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
 
 import phalanx.collectives as pc
@@ -179,3 +180,66 @@ def test_functional_collectives_have_the_timeout_of_their_group():
     for kind in ("store", "gloo"):
         run_ranks(of_one_timeout, 2, kind)
     run_groups(of_one_timeout, 2, "phalanx")
+
+
+# ---- groups that have been registered by a name ----------------------------------------------------------------------
+
+
+def reduced(x, name):
+    return torch.ops.phalanx.wait_tensor(torch.ops.phalanx.all_reduce(x, "sum", name))
+
+
+def check_name(name, x, total):
+    """Every kind of call by that name, the first one included."""
+    many = torch.ops.phalanx.all_reduce_coalesced([x, x * 2], "sum", name)
+    assert [torch.ops.phalanx.wait_tensor(each)[0].item() for each in many] == [total, 2 * total]
+    assert reduced(x, name)[0].item() == total
+    assert torch.ops.phalanx.blocking_all_reduce(x, "sum", name)[0].item() == total
+    torch.ops.phalanx.all_reduce_(y := x.clone(), "sum", name)
+    assert torch.ops.phalanx.wait_tensor(y)[0].item() == total
+    assert pc.all_reduce(x, "sum", name)[0].item() == total
+    pc.barrier(name)
+    with pc.coalescing_manager(name):
+        z = pc.all_reduce(x, "sum", name)
+        pc.all_reduce_(y.copy_(x), "max", name)
+    assert z[0].item() == total
+    w = x.clone().requires_grad_()
+    reduced(w, name).sum().backward()
+    assert w.grad[0].item() == dist.get_world_size()
+
+
+def by_names(rank, size, backend):
+    join(rank, size, backend=backend)
+    x = torch.full((4,), rank + 1.0)
+    total = sum(range(1, size + 1))
+    group = dist.new_group(list(range(size)))
+    _register_process_group("another name", group)
+    compiled = torch.compile(lambda y: reduced(y, "another name") * 2, fullgraph=True)
+    assert compiled(x)[0].item() == 2 * total  # the ranks meet in the graph
+    check_name("another name", x, total)
+    assert pc.core_group(group) is not None
+
+    base = PrefixStore("by hand", dist.distributed_c10d._get_default_store())
+    made = [dist.ProcessGroup(PrefixStore(str(i), base), rank, size) for i in range(2)]
+    for i, each in enumerate(made):  # the backend of one that torch does not know
+        own = dist.ProcessGroupGloo(PrefixStore(str(i), base), rank, size)
+        each._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        each._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, own)
+    _register_process_group("by hand", made[0])
+    check_name("by hand", x, total)
+    assert torch.compile(lambda y: pc.all_reduce(y, "sum", "by hand") * 2, fullgraph=True)(x)[0].item() == 2 * total
+    # The name may mean another group later, of other ranks.
+    _unregister_process_group("by hand")
+    half = dist.new_group([0, 1])
+    if rank < 2:
+        _register_process_group("by hand", half)
+        assert reduced(x, "by hand")[0].item() == 3
+        assert pc.all_reduce(x, "sum", "by hand")[0].item() == 3
+    with pytest.raises((ValueError, RuntimeError), match="no process group is named 'nobody'"):
+        torch.ops.phalanx.all_reduce(x, "sum", "nobody")
+    dist.barrier()
+
+
+@pytest.mark.parametrize("backend", ["gloo", "phalanx"])
+def test_ops_find_any_group_by_the_names_that_torch_knows(backend):  # F28, T6
+    run_groups(by_names, 3, backend)

@@ -354,7 +354,7 @@ def test_without_ucx_gloo_serves_and_one_line_says_what_to_install(backend):
 
 def with_nccl(rank, size, backend):
     """A Gloo backend in the place of NCCL's: this shows what is asked of it, and not what it does."""
-    from phalanx.collectives.c10d import _torch_compat
+    from phalanx.collectives import _torch_compat
 
     def stand_in(options, given):
         store = dist.PrefixStore("nccl", options.store)
@@ -376,13 +376,13 @@ def test_a_group_on_several_hosts_has_nccl_beside_the_core(backend):
 
 
 def cuda_tensors(rank, size):
-    from phalanx.collectives import _functional
+    from phalanx.collectives import _transport
 
     fake_torch_cuda.load()
     torch.cuda.set_device(rank % torch.cuda.device_count())
     join(rank, size, backend="gloo")
     group, told, asked = served(dist.group.WORLD), warnings_here(), []
-    _functional._Op._through_torch = lambda op, entry, tensor, *args: asked.append(op.name) or tensor.clone()  # no NCCL
+    _transport.C10dTransport.start = lambda self, op, tensor, *args: asked.append(op.name) or tensor.clone()  # no NCCL
     assert pc.all_reduce(torch.ones(2, device="cuda"), "sum", group).shape == (2,)
     assert asked == ["all_reduce"] and not pc.enable_group(group, device=CUDA)
     told_once(told, rank, "tensors of GPUs go through torch.distributed: its ranks are on 2 hosts", "cuda:nccl")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import phalanx.collectives as pc
 from c10d_groups import apart
-from phalanx.collectives._works import parked_count
+from phalanx.collectives._work import parked_count
 from phalanx.core import InvalidArgumentError, PhalanxError
 from ranks import run_ranks
 

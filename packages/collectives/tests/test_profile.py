@@ -176,7 +176,7 @@ def test_functional_collectives_and_messages_write_them_too():
 
 def symmetric(rank, size):
     import phalanx.symm_mem as symm_mem
-    from phalanx.symm_mem._context import current
+    from phalanx.symm_mem._state import current
 
     join(rank, size)
     dist.barrier()

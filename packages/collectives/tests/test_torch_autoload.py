@@ -107,7 +107,7 @@ def test_importing_our_package_before_or_after_a_group_changes_nothing(tmp_path)
         "phalanx",
         *(
             pytest.param(f"phalanx.{name}", marks=pytest.mark.slow)
-            for name in ("core", "collectives", "collectives._groups")
+            for name in ("core", "collectives", "collectives._process_group")
         ),
     ],
 )

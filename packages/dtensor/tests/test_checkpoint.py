@@ -21,18 +21,18 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from phalanx.dtensor import (
+    AbstractMesh,
     DTensor,
-    GridMesh,
     Partial,
     Replicate,
     Shard,
     SizedShard,
     StridedShard,
-    checkpoint,
+    _checkpoint,
     distribute_module,
     distribute_tensor,
 )
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from ranks import run_ranks, scratch
 
 R = Replicate()
@@ -74,8 +74,8 @@ def saved_on_two(rank, size, path):
         "empty": [Shard(0)],
     }
     state = state_of(mesh, placements)
-    assert [len(checkpoint.chunk_list(state[name])) for name in ("even", "strided", "same")] == [1, 3, 1]
-    assert len(checkpoint.chunk_list(state["few"])) == (1 if rank == 0 else 0)
+    assert [len(_checkpoint.chunk_list(state[name])) for name in ("even", "strided", "same")] == [1, 3, 1]
+    assert len(_checkpoint.chunk_list(state["few"])) == (1 if rank == 0 else 0)
     dcp.save({"model": state, "step": 3}, checkpoint_id=path)
     metadata = FileSystemReader(path).read_metadata()
     chunks = {fqn: len(one.chunks) for fqn, one in metadata.state_dict_metadata.items() if hasattr(one, "chunks")}
@@ -106,14 +106,14 @@ def loaded(rank, size, path, shape, names):
 
 
 def submesh(rank, size, path):
-    """Of a tensor on some ranks only the others write and read nothing."""
+    """A rank outside the mesh of a tensor writes and reads nothing."""
     mesh = dist.DeviceMesh("cpu", [0, 2])
     x = distribute_tensor(whole((5, 2)), mesh, [Shard(0)])
     dcp.save({"x": x}, checkpoint_id=path)
     y = distribute_tensor(torch.zeros(5, 2), mesh, [Shard(1)])
     dcp.load({"x": y}, checkpoint_id=path)
     if rank == 1:
-        assert checkpoint.chunk_list(x) == [] and x.to_local().shape == (0,)
+        assert _checkpoint.chunk_list(x) == [] and x.to_local().shape == (0,)
     else:
         assert torch.equal(y.to_local(), whole((5, 2))[:, rank // 2 : rank // 2 + 1])
 
@@ -323,7 +323,7 @@ class _Elsewhere:
 
 
 def test_what_is_no_class_of_ours_is_still_refused():
-    spec = Spec(GridMesh((2,)), (Shard(0),), (4,), (1,), torch.float32)
+    spec = DTensorSpec(AbstractMesh((2,)), (Shard(0),), (4,), (1,), torch.float32)
     x = DTensor._wrap(torch.ones(2), spec)
     x.note = _Elsewhere()
     buffer = io.BytesIO()
@@ -341,7 +341,9 @@ def test_what_is_no_class_of_ours_is_still_refused():
 def test_a_box_that_a_rank_does_not_have_is_an_error():
     from torch.distributed.checkpoint.metadata import MetadataIndex
 
-    x = DTensor._wrap(torch.ones(2, 3), Spec(GridMesh((2,), (1,)), (Shard(0),), (4, 3), (3, 1), torch.float32))
-    assert checkpoint.tensor_shard(x, MetadataIndex("x", (2, 0))) is x._local_tensor
+    x = DTensor._wrap(
+        torch.ones(2, 3), DTensorSpec(AbstractMesh((2,), (1,)), (Shard(0),), (4, 3), (3, 1), torch.float32)
+    )
+    assert _checkpoint.tensor_shard(x, MetadataIndex("x", (2, 0))) is x._local_tensor
     with pytest.raises(ValueError, match=r"'x' this rank has no box at offset \(0, 0\); it has those at \[\(2, 0\)\]"):
-        checkpoint.tensor_shard(x, MetadataIndex("x", (0, 0)))
+        _checkpoint.tensor_shard(x, MetadataIndex("x", (0, 0)))

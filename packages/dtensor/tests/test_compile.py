@@ -8,7 +8,7 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 
 from phalanx.dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from phalanx.dtensor.tracing import Context, cache_key
+from phalanx.dtensor._compile import Context, cache_key
 from ranks import run_ranks
 
 

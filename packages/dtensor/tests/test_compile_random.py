@@ -9,7 +9,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from phalanx.dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor, random_traced
+from phalanx.dtensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from phalanx.dtensor._random import traced
 from ranks import run_ranks
 
 SEED = 1234
@@ -208,7 +209,7 @@ def test_what_a_compiled_function_cannot_draw_it_refuses():
 
 def test_the_ops_do_what_their_fakes_say():
     ops = torch.ops.phalanx_dtensor
-    assert random_traced.key is not None
+    assert traced.key is not None
     torch.manual_seed(SEED)
     key = ops.random_key(None, [], "cpu")
     assert key.dtype == torch.int64 and not torch.equal(ops.random_key(key, [], "cpu"), key)

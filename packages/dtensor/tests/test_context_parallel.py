@@ -13,10 +13,10 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
+from phalanx.dtensor._algorithms.ring_attention import pieces
+from phalanx.dtensor._redistribute import comm
 from phalanx.dtensor.experimental import context_parallel, context_parallel_unshard
-from phalanx.dtensor.experimental.context_parallel import head_and_tail
-from phalanx.dtensor.parallel.context import pieces
-from phalanx.dtensor.redistribute import execute
+from phalanx.dtensor.experimental._context_parallel import head_and_tail
 from ranks import run_ranks
 
 # ---- which queries see which keys ------------------------------------------------------------------------------------
@@ -73,14 +73,14 @@ def attends(mesh, placements, lengths, causal, dtype=torch.float64, scale=None, 
     wanted.backward(upstream)
     ours = [distribute_tensor(one, mesh, placements).requires_grad_() for one in whole]
     given = distribute_tensor(upstream, mesh, placements)
-    kept = execute._all_gather, execute._all_to_all
-    execute._all_gather = execute._all_to_all = refuse
+    kept = comm._all_gather, comm._all_to_all
+    comm._all_gather = comm._all_to_all = refuse
     try:
         found = functional.scaled_dot_product_attention(*ours, is_causal=causal, scale=scale)
         assert found.placements == tuple(placements)
         found.backward(given)
     finally:
-        execute._all_gather, execute._all_to_all = kept
+        comm._all_gather, comm._all_to_all = kept
     close(found, wanted, **tolerance)
     for one, other in zip(ours, theirs, strict=True):
         assert one.grad.placements == tuple(placements)

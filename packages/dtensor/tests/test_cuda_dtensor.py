@@ -12,11 +12,12 @@ from torch.distributed.device_mesh import init_device_mesh
 import fake_torch_cuda
 from c10d_groups import run_groups
 from phalanx.core.random import Kind
-from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, distribute_tensor, factories, filling
-from phalanx.dtensor.filling import Law, fill_local, integers
+from phalanx.dtensor import AbstractMesh, DTensor, Partial, Replicate, Shard, _factories, distribute_tensor
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._random import fill
+from phalanx.dtensor._random.fill import Distribution, fill_local, integers
+from phalanx.dtensor._random.state import manual_seed
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from phalanx.dtensor.random import manual_seed
-from phalanx.dtensor.spec import Spec
 from ranks import scratch
 
 R = Replicate()
@@ -52,12 +53,12 @@ def fills(rank, size):
     fake_torch_cuda.load()
     laws = [(kind, dtype) for kind in (Kind.NORMAL, Kind.UNIFORM, Kind.EXPONENTIAL) for dtype in (
         torch.float32, torch.float64, torch.bfloat16, torch.float16)]  # fmt: skip
-    cases = [(Law(kind, 0.5, 1.0), dtype) for kind, dtype in laws]
-    cases += [(Law(Kind.BERNOULLI, 0.3, 0.0), torch.bool), (integers(-5, 11), torch.int64)]
-    cases += [(Law(Kind.NORMAL, 0.0, 1.0), torch.complex64)]
+    cases = [(Distribution(kind, 0.5, 1.0), dtype) for kind, dtype in laws]
+    cases += [(Distribution(Kind.BERNOULLI, 0.3, 0.0), torch.bool), (integers(-5, 11), torch.int64)]
+    cases += [(Distribution(Kind.NORMAL, 0.0, 1.0), torch.complex64)]
     for (law, dtype), at, placement in itertools.product(cases, range(2), (Shard(0), Shard(1), R)):
         for stride in (None, (1, 7, 35)):
-            spec = Spec(GridMesh((2,), (at,)), (placement,), (7, 5, 4), stride, dtype)
+            spec = DTensorSpec(AbstractMesh((2,), (at,)), (placement,), (7, 5, 4), stride, dtype)
             on_cpu, on_gpu = (
                 torch.empty_strided(spec.local_shape, spec.local_stride, dtype=dtype, device=device)
                 for device in ("cpu", "cuda")
@@ -66,19 +67,19 @@ def fills(rank, size):
             fill_local(on_gpu, spec, law, KEY)
             assert torch.equal(on_gpu.cpu(), on_cpu)
     # On the current stream: what was put on it before is over, and what follows sees the numbers.
-    spec = Spec(GridMesh((1,), (0,)), (R,), (1000,), None, torch.float32)
+    spec = DTensorSpec(AbstractMesh((1,), (0,)), (R,), (1000,), None, torch.float32)
     on_cpu, on_gpu = torch.empty(1000), torch.zeros(1000, device="cuda")
-    fill_local(on_cpu, spec, laws and Law(Kind.NORMAL, 0.0, 1.0), KEY)
+    fill_local(on_cpu, spec, laws and Distribution(Kind.NORMAL, 0.0, 1.0), KEY)
     with torch.cuda.stream(torch.cuda.Stream()):
-        fill_local(on_gpu.fill_(7), spec, Law(Kind.NORMAL, 0.0, 1.0), KEY)
+        fill_local(on_gpu.fill_(7), spec, Distribution(Kind.NORMAL, 0.0, 1.0), KEY)
         assert torch.equal((on_gpu * 2).cpu(), on_cpu * 2)
     # Where the core has no kernels the numbers come from the host.
-    filling._fills_on.cache_clear()
-    filling.fill, kept = _without_kernels, filling.fill
-    assert not filling._fills_on(0)
-    filling.fill = kept
+    fill._fills_on.cache_clear()
+    fill.fill, kept = _without_kernels, fill.fill
+    assert not fill._fills_on(0)
+    fill.fill = kept
     again = torch.zeros(1000, device="cuda")
-    fill_local(again, spec, Law(Kind.NORMAL, 0.0, 1.0), KEY)
+    fill_local(again, spec, Distribution(Kind.NORMAL, 0.0, 1.0), KEY)
     assert torch.equal(again.cpu(), on_cpu)
 
 
@@ -98,11 +99,11 @@ def random_ops(rank, size):
     def numbers(mesh):
         manual_seed(7, mesh)
         made = [
-            factories.randn(5, 6, device_mesh=mesh, placements=[Shard(0)]),
-            factories.rand(5, 6, device_mesh=mesh, placements=[Shard(1)]),
-            factories.randn(3, 4, device_mesh=mesh, placements=[R]),
+            _factories.randn(5, 6, device_mesh=mesh, placements=[Shard(0)]),
+            _factories.rand(5, 6, device_mesh=mesh, placements=[Shard(1)]),
+            _factories.randn(3, 4, device_mesh=mesh, placements=[R]),
         ]
-        x = factories.ones(9, 4, device_mesh=mesh, placements=[Shard(0)])
+        x = _factories.ones(9, 4, device_mesh=mesh, placements=[Shard(0)])
         made += [torch.nn.functional.dropout(x, 0.4), torch.rand_like(x), torch.randn_like(x), torch.bernoulli(x / 2)]
         made += [torch.randint_like(x, 3, 90), torch.empty_like(x).normal_(1.0, 2.0), torch.empty_like(x).uniform_()]
         made += [torch.empty_like(x).exponential_(), torch.empty_like(x).log_normal_()]
@@ -123,7 +124,7 @@ def agreeing(rank, size):
     torch.manual_seed(rank)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        made = factories.randn(4, 4, device_mesh=mesh, placements=[R])
+        made = _factories.randn(4, 4, device_mesh=mesh, placements=[R])
     assert any("random state" in str(one.message) for one in said) == (rank > 0)
     mine = made.to_local()
     every = [torch.empty_like(mine) for _ in range(size)]

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, StridedShard, distribute_tensor
+from phalanx.dtensor import AbstractMesh, DTensor, Partial, Replicate, Shard, StridedShard, distribute_tensor
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor.debug import CommDebugMode, draw_sharding, visualize_sharding
-from phalanx.dtensor.spec import Spec
 from ranks import run_ranks, scratch
 
 PY = torch.ops.c10d_functional
@@ -111,7 +111,9 @@ def test_collectives_are_counted_by_module_and_pass_under_torchs_names():
 
 
 def nobody(mesh_shape, placements, shape, coordinate=(), names=None):
-    spec = Spec(GridMesh(mesh_shape, coordinate, mesh_dim_names=names), placements, shape, None, torch.float32)
+    spec = DTensorSpec(
+        AbstractMesh(mesh_shape, coordinate, mesh_dim_names=names), placements, shape, None, torch.float32
+    )
     return DTensor._wrap(torch.empty(spec.local_shape), spec)
 
 

@@ -22,7 +22,7 @@ SMALL = [
 
 @pytest.mark.slow
 @pytest.mark.skipif(
-    importlib.util.find_spec("phalanx.inductor_plugin") is None, reason="phalanx-inductor is not installed"
+    importlib.util.find_spec("phalanx.inductor_plugin") is None, reason="phalanx-inductor-plugin is not installed"
 )
 def test_compiled_steps_agree_with_one_process_and_the_plug_in_says_what_became_of_each_collective(
     tmp_path, monkeypatch
@@ -44,5 +44,5 @@ def test_without_the_plug_in_the_error_names_the_package(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         options.parse(["--compile"])
-    assert "--compile needs the package phalanx-inductor" in capsys.readouterr().err
+    assert "--compile needs the package phalanx-inductor-plugin" in capsys.readouterr().err
     assert options.parse(["--compile", "inductor"]).compile == "inductor"

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from phalanx.dtensor import DTensor, distribute_tensor
-from phalanx.dtensor.placements import Partial, Replicate, Shard
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard
 from phalanx.dtensor.verify.dtensor_check import Attempt, OutOfStep, Ranks, Reference
 from phalanx.dtensor.verify.dtensor_report import DTensorReport, Record, reasons, table
 from phalanx.dtensor.verify.dtensor_samples import Case, kind_of, placings, replaced
@@ -197,7 +197,7 @@ def mended(rank, world_size):
     y = on(torch.tensor([[1.0, 3.0, 2.0], [4.0, 0.0, 5.0]]), S(0)).requires_grad_()
     y.cummax(1).values.sum().backward()
     found["zeros in a gradient"] = torch.equal(y.grad.full_tensor(), torch.tensor([[1.0, 2.0, 0.0], [2.0, 0.0, 1.0]]))
-    # Of an input without elements _cdist_backward returns a tensor without the batch dim.
+    # For an input without elements _cdist_backward returns a tensor without the batch dim.
     a, b = on(torch.ones(4, 5), S(0)).requires_grad_(), on(torch.ones(0, 3, 5), R)
     torch.cdist(a, b).sum().backward()
     found["empty batch"] = torch.equal(a.grad.full_tensor(), torch.zeros(4, 5))

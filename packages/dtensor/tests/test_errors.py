@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from phalanx.dtensor import (
+    AbstractMesh,
     DTensor,
-    GridMesh,
     Partial,
     Replicate,
     Shard,
@@ -13,19 +13,19 @@ from phalanx.dtensor import (
     distribute_module,
     distribute_tensor,
 )
-from phalanx.dtensor.mode import StrictError, strict
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._mode import StrictError, strict
 
 R = Replicate()
-MESH = GridMesh((2,))
-GRID = GridMesh((2, 2), mesh_dim_names=("dp", "tp"))
+MESH = AbstractMesh((2,))
+GRID = AbstractMesh((2, 2), mesh_dim_names=("dp", "tp"))
 
 
 ROWS = (Shard(0),)
 
 
 def some(placements=ROWS, shape=(4, 6), mesh=MESH, **kwargs):
-    spec = Spec(mesh, placements, shape, None, kwargs.pop("dtype", torch.float32))
+    spec = DTensorSpec(mesh, placements, shape, None, kwargs.pop("dtype", torch.float32))
     return DTensor._wrap(torch.ones(spec.local_shape, dtype=spec.dtype), spec, **kwargs)
 
 
@@ -126,7 +126,7 @@ CASES = {
     "redistribute: a mesh without ranks": (
         lambda: some().redistribute(GRID, [R, R]),
         ValueError,
-        "a GridMesh has no ranks, .* give both tensors a DeviceMesh",
+        "an AbstractMesh has no ranks, .* give both tensors a DeviceMesh",
     ),
     # D6
     "distribute_tensor: lengths": (lambda: distribute_tensor(LOCAL, MESH, [R, R]), ValueError, "same length"),
@@ -236,11 +236,11 @@ def test_strict_mode_names_the_argument_and_where_it_would_go():
             match=r"aten.mm.default would communicate by itself \(argument 1 from .*redistribute these inputs",
         ):
             x @ x.t()
-        with strict(False), pytest.raises(RuntimeError, match="GridMesh"):
+        with strict(False), pytest.raises(RuntimeError, match="AbstractMesh"):
             x @ x.t()
         with pytest.raises(StrictError):
             x.t() @ x @ x.t()
-    with pytest.raises(RuntimeError, match="all_gather over a GridMesh .*make the tensor on a DeviceMesh"):
+    with pytest.raises(RuntimeError, match="all_gather over an AbstractMesh .*make the tensor on a DeviceMesh"):
         x @ x.t()
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from phalanx.dtensor import DTensor, GridMesh, Partial, Replicate, Shard, distribute_tensor
+from phalanx.dtensor import AbstractMesh, DTensor, Partial, Replicate, Shard, distribute_tensor
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor.explain import explain
-from phalanx.dtensor.spec import Spec
 from ranks import run_ranks
 
 R = Replicate()
@@ -65,7 +65,9 @@ def test_every_op_tells_its_rule_and_what_it_sends():
 
 
 def test_a_plan_is_told_without_ranks():
-    spec = Spec(GridMesh((2, 2), mesh_dim_names=("dp", "tp")), (Shard(0), Partial()), (4, 4), None, torch.float32)
+    spec = DTensorSpec(
+        AbstractMesh((2, 2), mesh_dim_names=("dp", "tp")), (Shard(0), Partial()), (4, 4), None, torch.float32
+    )
     x = DTensor._wrap(torch.ones(2, 4), spec)
     report = explain(lambda: (x + x).t())
     assert [one.op for one in report.records] == ["aten.add.Tensor", "aten.t.default"]

@@ -3,19 +3,19 @@
 import pytest
 import torch
 
-from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, factories
+from phalanx.dtensor import AbstractMesh, Partial, Replicate, Shard, _factories
 from ranks import run_ranks
 
 
 def _make(rank, world_size):
     mesh = torch.distributed.init_device_mesh("cpu", (world_size,))
-    uneven = factories.full((7, 2), 3, device_mesh=mesh, placements=[Shard(0)])
+    uneven = _factories.full((7, 2), 3, device_mesh=mesh, placements=[Shard(0)])
     square = torch.distributed.init_device_mesh("cpu", (2, 2))
-    both = factories.ones(5, 3, device_mesh=square, placements=[Shard(0), Shard(1)], dtype=torch.float64)
-    grown = factories.zeros((4,), device_mesh=mesh, requires_grad=True)
+    both = _factories.ones(5, 3, device_mesh=square, placements=[Shard(0), Shard(1)], dtype=torch.float64)
+    grown = _factories.zeros((4,), device_mesh=mesh, requires_grad=True)
     (grown * 2).sum().backward()
     with mesh:
-        here = factories.empty(4, 2, placements=[Shard(1)])
+        here = _factories.empty(4, 2, placements=[Shard(1)])
     return (
         tuple(uneven.to_local().shape), uneven.dtype, uneven.full_tensor(), both.full_tensor(),
         grown.placements, grown.grad.full_tensor(), tuple(here.shape), here.device_mesh == mesh,
@@ -34,23 +34,23 @@ def test_tensors_are_made_uneven_and_over_meshes_of_two_dims():
 
 
 def test_a_rank_outside_the_mesh_has_an_empty_local_tensor():
-    made = factories.randn(8, 3, device_mesh=GridMesh((4,), None), placements=[Shard(0)])
+    made = _factories.randn(8, 3, device_mesh=AbstractMesh((4,), None), placements=[Shard(0)])
     assert made.shape == (8, 3) and made._local_tensor.shape == (0,)
 
 
 def test_wrong_arguments_say_what_to_write():
-    mesh = GridMesh((2,))
+    mesh = AbstractMesh((2,))
     with pytest.raises(ValueError, match="from_local"):
-        factories.zeros(4, device_mesh=mesh, placements=[Partial()])
+        _factories.zeros(4, device_mesh=mesh, placements=[Partial()])
     with pytest.raises(ValueError, match="same length as the mesh"):
-        factories.zeros(4, device_mesh=mesh, placements=[Shard(0), Shard(0)])
+        _factories.zeros(4, device_mesh=mesh, placements=[Shard(0), Shard(0)])
     with pytest.raises(IndexError, match="splits a dim"):
-        factories.ones(4, device_mesh=mesh, placements=[Shard(1)])
+        _factories.ones(4, device_mesh=mesh, placements=[Shard(1)])
     with pytest.raises(TypeError, match="sizes must be ints"):
-        factories.rand(4.0, device_mesh=mesh)
+        _factories.rand(4.0, device_mesh=mesh)
     with pytest.raises(ValueError, match="layout"):
-        factories.zeros(4, device_mesh=mesh, layout=torch.sparse_coo)
+        _factories.zeros(4, device_mesh=mesh, layout=torch.sparse_coo)
     with pytest.raises(RuntimeError, match="float32"):
-        factories.rand(4, device_mesh=mesh, dtype=torch.int64)
+        _factories.rand(4, device_mesh=mesh, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="no mesh was given"):
-        factories.zeros(4)
+        _factories.zeros(4)

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import phalanx.dtensor
 import phalanx.dtensor.parallel
 from phalanx.dtensor import DTensor, Replicate, Shard, SizedShard, StridedShard, distribute_tensor
-from phalanx.dtensor.fallback import ReplicatedFallback
+from phalanx.dtensor._fallback import ReplicatedFallback
 from ranks import run_ranks
 
 BATCH = 4
@@ -117,7 +117,7 @@ def train(net, steps, mesh=None):
     return optimizer, seen
 
 
-def whole_of(net):
+def replicate_arg(net):
     return {name: one.detach().full_tensor() for name, one in net.named_parameters()}
 
 
@@ -325,7 +325,7 @@ def gathered(rank, size, path):
         give = rank == 0 or not broadcast
         set_model_state_dict(fresh, dict(weights) if give else {}, options=options)
         set_optimizer_state_dict(fresh, again, copy.deepcopy(states) if give else {}, options=options)
-        torch.testing.assert_close(whole_of(fresh), {name: weights[name] for name in whole_of(fresh)})
+        torch.testing.assert_close(replicate_arg(fresh), {name: weights[name] for name in replicate_arg(fresh)})
         got = get_optimizer_state_dict(fresh, again, options=full)
         torch.testing.assert_close(got["state"], states["state"])
 
@@ -340,7 +340,7 @@ def gathered(rank, size, path):
         dcp.load(read, checkpoint_id=path)
         set_model_state_dict(fresh, read["model"])
         set_optimizer_state_dict(fresh, again, read["optimizer"])
-        torch.testing.assert_close(whole_of(fresh), {name: weights[name] for name in whole_of(fresh)})
+        torch.testing.assert_close(replicate_arg(fresh), {name: weights[name] for name in replicate_arg(fresh)})
         got = get_optimizer_state_dict(fresh, again, options=full)
         torch.testing.assert_close(got["state"], states["state"])
         path += "-theirs"

@@ -6,8 +6,8 @@ import torch.distributed as dist
 import torch.distributed.tensor as theirs
 
 from phalanx.dtensor import (
+    AbstractMesh,
     DTensor,
-    GridMesh,
     Partial,
     Replicate,
     Shard,
@@ -19,7 +19,7 @@ from phalanx.dtensor import (
     from_torch,
     to_torch,
 )
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from ranks import run_ranks
 
 R = Replicate()
@@ -79,7 +79,7 @@ def test_nothing_is_copied_between_the_two_dtensors():
 
 
 def nobody(placement=R, shape=(4,)):
-    spec = Spec(GridMesh((2,)), (placement,), shape, None, torch.float32)
+    spec = DTensorSpec(AbstractMesh((2,)), (placement,), shape, None, torch.float32)
     return DTensor._wrap(torch.ones(spec.local_shape), spec)
 
 
@@ -92,7 +92,7 @@ def test_what_cannot_go_over_is_refused():
         from_torch(nobody())
     with pytest.raises(TypeError, match="to_torch: a phalanx.dtensor.DTensor is needed, not Tensor"):
         to_torch(torch.ones(2))
-    with pytest.raises(ValueError, match="GridMesh .* make it on a DeviceMesh"):
+    with pytest.raises(ValueError, match="AbstractMesh .* make it on a DeviceMesh"):
         to_torch(nobody())
 
 

@@ -15,34 +15,34 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import compiled
 import fake_torch_cuda
-from phalanx.collectives import building
 from phalanx.dtensor import (
+    AbstractMesh,
     DTensor,
-    GridMesh,
     Partial,
     Replicate,
     Shard,
     SizedShard,
-    dispatch,
+    _dispatch,
+    _fastpath,
     distribute_tensor,
-    native,
 )
 from ranks import run_ranks, scratch
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parents[2]
 R = Replicate()
-BUILD = ["-c", "from phalanx.dtensor import native; print(native.build())"]
+BUILD = ["-c", "from phalanx.dtensor import _fastpath; print(_fastpath.EXTENSION.build())"]
 
 
 @pytest.fixture(scope="module")
 def built():
     """The folder of a build, which is made if it is not there yet."""
     with pytest.MonkeyPatch.context() as patch:
-        if native.library() is None:
+        if _fastpath.EXTENSION.path() is None:
             patch.setenv("PHALANX_NATIVE", str(compiled.native_folder("dtensor")))
-        path = native.library()
-    if not building.is_trusted(path):
+        path = _fastpath.EXTENSION.path()
+        found = _fastpath.EXTENSION.find()
+    if found is None:
         if not any(map(shutil.which, ("c++", "g++", "clang++"))):
             pytest.skip("needs a C++ compiler")
         before = set(path.parent.iterdir())
@@ -131,8 +131,8 @@ def calls(mesh):
 
 
 def compared(rank, size, device="cpu"):
-    module = native.loaded()
-    assert module is not None and native.why_not() is None
+    module = _fastpath.loaded()
+    assert module is not None and _fastpath.why_not() is None
     mesh = dist.init_device_mesh(device, (size,))
     for grad in (False, True):
         with torch.set_grad_enabled(grad):
@@ -150,7 +150,7 @@ def compared(rank, size, device="cpu"):
 
 
 def compared_backward(rank, size, device="cpu"):
-    module = native.loaded()
+    module = _fastpath.loaded()
     mesh = dist.init_device_mesh(device, (size,))
     torch.manual_seed(1)
     start = [torch.randn(6, 4), torch.randn(4, 8), torch.randn(8, 4), torch.randn(4)]
@@ -225,7 +225,7 @@ def crossed(mesh):
 
 
 def compared_boundaries(rank, size):
-    module = native.loaded()
+    module = _fastpath.loaded()
     mesh = dist.init_device_mesh("cpu", (size,))
     module.use(False)
     want = crossed(mesh)
@@ -248,7 +248,7 @@ def compared_boundaries(rank, size):
         terms = size if placements == [Partial()] else 1
         assert plain.grad.tolist() == [[2.0 * terms] * 2] * 2
     # Freed by whoever is last: here a thread of autograd, or the end of the process.
-    dispatch.forget_plans()
+    _dispatch.forget_plans()
     plain.grad = None
     DTensor.from_local(plain, mesh, [R]).to_local().sum().backward()
     assert plain.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
@@ -266,7 +266,7 @@ class Seen(TorchDispatchMode):
 
 def beside(rank, size):
     """What else may look at an op, and what may happen to it."""
-    module = native.loaded()
+    module = _fastpath.loaded()
     mesh = dist.init_device_mesh("cpu", (size,))
     x = DTensor.from_local(torch.ones(3, 2), mesh, [Shard(0)])
     for _ in range(3):
@@ -332,7 +332,7 @@ def beside(rank, size):
     for _ in range(2):
         assert compiled(x).to_local().tolist() == [[2.0, 2.0]] * 3
 
-    dispatch.forget_plans()
+    _dispatch.forget_plans()
     assert module.known() == (0, 0)
     assert (x + x).to_local().tolist() == [[2.0, 2.0]] * 3
 
@@ -347,7 +347,7 @@ def with_threads(rank, size):
             one = DTensor.from_local(local.repeat(1, 1 + turn % 11), mesh, [Shard(0)])
             two = (one + one).view(-1, 16) if size == 1 else one + one
             if turn % 100 == 50:
-                dispatch.forget_plans()
+                _dispatch.forget_plans()
             if not bool((two.to_local() == 2.0 * number).all()):
                 wrong.append((number, turn))
 
@@ -411,7 +411,7 @@ def test_what_holds_in_python_holds_with_it(built, name):
 
 # ---- building it ----------------------------------------------------------------------------------------------------
 
-WHY = "from phalanx.dtensor import native; print(native.loaded() is not None, native.why_not())"
+WHY = "from phalanx.dtensor import _fastpath; print(_fastpath.loaded() is not None, _fastpath.why_not())"
 
 
 @pytest.mark.slow
@@ -432,7 +432,7 @@ def test_an_empty_variable_turns_it_off():
 @pytest.mark.slow
 def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
     monkeypatch.setenv("PHALANX_NATIVE", str(tmp_path))
-    path = native.library()
+    path = _fastpath.EXTENSION.path()
     path.write_bytes(b"not a library")
     path.chmod(0o700)
     done = program(["-c", WHY], tmp_path)
@@ -443,14 +443,14 @@ def test_a_broken_file_is_told_of_and_passed_over(monkeypatch, tmp_path):
 
 
 def test_what_is_asked_for_a_recipe_says_what_was_done():
-    mesh = GridMesh((2,))
+    mesh = AbstractMesh((2,))
     x = DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)])
     y, pieces = x + x, x.split(1, 1)
     op = torch.ops.aten
-    assert native.recipe(op.add.Tensor, (x, x), {}) == ((), "one", (y._spec,))
-    assert native.recipe(op.split.Tensor, (x, 1, 1), {}) == ((), "list", tuple(one._spec for one in pieces))
-    assert native.recipe(op.sub.Tensor, (x, y), {}) is None  # never called
+    assert _fastpath.recipe(op.add.Tensor, (x, x), {}) == ((), "one", (y._spec,))
+    assert _fastpath.recipe(op.split.Tensor, (x, 1, 1), {}) == ((), "list", tuple(one._spec for one in pieces))
+    assert _fastpath.recipe(op.sub.Tensor, (x, y), {}) is None  # never called
     x.add_(y)
-    assert native.recipe(op.add_.Tensor, (x, y), {}) == ((), "self", ())
-    dispatch.forget_plans()
-    assert native.recipe(op.add.Tensor, (x, x), {}) is None
+    assert _fastpath.recipe(op.add_.Tensor, (x, y), {}) == ((), "self", ())
+    _dispatch.forget_plans()
+    assert _fastpath.recipe(op.add.Tensor, (x, x), {}) is None

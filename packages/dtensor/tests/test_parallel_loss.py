@@ -9,24 +9,24 @@ import torch.distributed as dist
 from torch.nn import functional
 
 from phalanx.dtensor import DTensor, Partial, Replicate, Shard, SizedShard, StrictError, distribute_tensor, strict
+from phalanx.dtensor._redistribute import comm
 from phalanx.dtensor.parallel import loss_parallel
-from phalanx.dtensor.redistribute import execute
 from ranks import run_ranks
 
 
 @contextlib.contextmanager
 def nothing_gathered():
     """No tensor of more than `largest` elements is sent within."""
-    kept = execute._all_gather, execute._all_to_all
+    kept = comm._all_gather, comm._all_to_all
 
     def refuse(x, *args):
         raise AssertionError(f"{x.shape} is gathered")
 
-    execute._all_gather = execute._all_to_all = refuse
+    comm._all_gather = comm._all_to_all = refuse
     try:
         yield
     finally:
-        execute._all_gather, execute._all_to_all = kept
+        comm._all_gather, comm._all_to_all = kept
 
 
 def close(ours, theirs, **kwargs):

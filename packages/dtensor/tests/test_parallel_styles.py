@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import weakref
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from phalanx.dtensor import DTensor, Replicate, Shard, distribute_tensor
+from phalanx.dtensor._redistribute import comm
 from phalanx.dtensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -18,10 +20,10 @@ from phalanx.dtensor.parallel import (
     PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
-    joint,
+    _input_cache,
     parallelize_module,
 )
-from phalanx.dtensor.redistribute import execute
+from phalanx.dtensor.parallel.input_reshard import input_reshard
 from ranks import run_ranks
 
 WIDTH, HEADS, BATCH, LENGTH = 16, 4, 2, 8
@@ -31,7 +33,7 @@ WIDTH, HEADS, BATCH, LENGTH = 16, 4, 2, 8
 def counted():
     """The number of each collective that DTensors do within."""
     names = ("_all_gather", "_all_reduce", "_reduce_scatter", "_all_to_all")
-    kept = {name: getattr(execute, name) for name in names}
+    kept = {name: getattr(comm, name) for name in names}
     counts = dict.fromkeys((name[1:] for name in names), 0)
 
     def counting(name):
@@ -42,12 +44,12 @@ def counted():
         return call
 
     for name in names:
-        setattr(execute, name, counting(name))
+        setattr(comm, name, counting(name))
     try:
         yield counts
     finally:
         for name in names:
-            setattr(execute, name, kept[name])
+            setattr(comm, name, kept[name])
 
 
 class Attention(nn.Module):
@@ -305,11 +307,11 @@ def shared_conversions(rank, world_size):
     first_module, second_module = object(), object()
 
     def placed(tensor, given, asker=first_module):
-        return joint.as_placed(tensor, mesh, given, full, asker)
+        return _input_cache.as_placed(tensor, mesh, given, full, asker)
 
     x = torch.ones(4, 2, requires_grad=True) * 1.0
     assert placed(x, full) is not placed(x, full)  # no forward of a parallelized module runs
-    joint.begin_forward()
+    _input_cache.begin_forward()
     first = placed(x, full)
     assert placed(x, full, second_module) is first
     with torch.no_grad():
@@ -326,13 +328,13 @@ def shared_conversions(rank, world_size):
     with torch.inference_mode():
         z = torch.ones(2)
         assert placed(z, full) is not placed(z, full)
-    joint.end_forward()
+    _input_cache.end_forward()
     # Nothing is held when the forward of a parallelized module has ended, nor when it has failed.
     model = parallelize_module(Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel()})
     leaf = torch.randn(3, WIDTH, requires_grad=True)
     with contextlib.suppress(RuntimeError):
         model(leaf)  # `down` gets a part of what it needs
-    assert joint._last.result is None and joint._last.depth == 0
+    assert _input_cache._last.result is None and _input_cache._last.depth == 0
     # The same input again, after a backward: nothing of the first graph is used.
     model = parallelize_module(
         Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
@@ -387,13 +389,13 @@ def written_memory(rank, world_size):
                     else:
                         parallelize_module(model, mesh, {"0": style})
                     if where == "twice in a forward":
-                        joint.begin_forward()
+                        _input_cache.begin_forward()
                     x = torch.ones(2, 4, requires_grad=grad)
                     before = linear(x) if where == "twice in a forward" else model(x)
                     change(x)
                     after = linear(x) if where == "twice in a forward" else model(x)
                     if where == "twice in a forward":
-                        joint.end_forward()
+                        _input_cache.end_forward()
                     for result, value in ((before, 4.0), (after, 8.0)):
                         result = result.to_local() if isinstance(result, DTensor) else result
                         assert bool((result == value).all()), (style_name, where, grad, name, result)
@@ -508,3 +510,35 @@ def test_wrong_layouts_are_refused_where_a_style_is_made():
     assert isinstance(ColwiseParallel(), ParallelStyle)
     assert repr(SequenceParallel(sequence_dim=0)) == "SequenceParallel(sequence_dim=0, use_local_output=False)"
     assert "use_local_output=True" in repr(ColwiseParallel()) and "Shard(dim=-1)" in repr(ColwiseParallel())
+
+
+# ---- inputs that are saved as shards ---------------------------------------------------------------------------------
+
+
+def shards_of_inputs(rank, world_size):
+    mesh = dist.device_mesh.init_device_mesh("cpu", (world_size,))
+    torch.manual_seed(3)
+    reference = Mlp().double()
+    plan = {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}
+    model = parallelize_module(copy.deepcopy(reference), mesh, plan)
+    hooks = len(model._forward_pre_hooks)
+    assert input_reshard(model, mesh, None) is model and len(model._forward_pre_hooks) == hooks
+    input_reshard(model, mesh, 1)
+    x, expected = data(0).requires_grad_(), data(0).requires_grad_()
+    inner = x * 1  # nobody but the graph holds it after the call
+    memory = weakref.ref(inner.untyped_storage())
+    with counted() as counts:
+        result = model(inner)
+        del inner
+        assert memory() is None, "the whole input is kept"
+        assert counts["all_gather"] == 0
+        result.square().sum().backward()
+        assert counts["all_gather"] > 0
+    reference(expected).square().sum().backward()
+    close(x.grad, expected.grad)
+    for name, parameter in model.named_parameters():
+        close(parameter.grad, reference.get_parameter(name).grad)
+
+
+def test_inputs_are_saved_as_shards_and_gathered_in_backward():
+    run_ranks(shards_of_inputs, 2, start_torch=True)

@@ -13,7 +13,7 @@ from torch.distributed.tensor.placement_types import _MaskPartial
 from torch.distributed.tensor.placement_types import _StridedShard as TorchStridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.dtensor.placements import (
+from phalanx.dtensor.placement_types import (
     REDUCE_OPS,
     Partial,
     Placement,

@@ -9,41 +9,41 @@ import torch
 
 from phalanx.core.random import Kind
 from phalanx.dtensor import (
+    AbstractMesh,
     DTensor,
-    GridMesh,
     Partial,
     Replicate,
     Shard,
     SizedShard,
     StridedShard,
+    _factories,
     distribute_tensor,
-    factories,
 )
-from phalanx.dtensor.filling import Law, fill_local, integers
-from phalanx.dtensor.random import OffsetBasedRNGTracker, draw_key, is_rng_supported_mesh, manual_seed
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._random.fill import Distribution, fill_local, integers
+from phalanx.dtensor._random.state import draw_key, is_rng_supported_mesh, manual_seed
 from ranks import run_ranks
 
 SHAPE = (7, 5, 4)
 KEY = 0xFEDCBA9876543210
-NORMAL = Law(Kind.NORMAL, 0.0, 1.0)
-UNIFORM = Law(Kind.UNIFORM, 0.0, 1.0)
+NORMAL = Distribution(Kind.NORMAL, 0.0, 1.0)
+UNIFORM = Distribution(Kind.UNIFORM, 0.0, 1.0)
 
 
-def whole(law: Law, dtype: torch.dtype, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
-    spec = Spec(GridMesh((1,)), (Replicate(),), shape, None, dtype)
+def whole(distribution: Distribution, dtype: torch.dtype, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
+    spec = DTensorSpec(AbstractMesh((1,)), (Replicate(),), shape, None, dtype)
     made = torch.empty(shape, dtype=dtype)
-    fill_local(made, spec, law, KEY)
+    fill_local(made, spec, distribution, KEY)
     return made
 
 
-def assembled(mesh_shape, placements, law, dtype, stride=None) -> torch.Tensor:
+def assembled(mesh_shape, placements, distribution, dtype, stride=None) -> torch.Tensor:
     """The whole tensor, from what the rank at each coordinate makes; what several make must be the same."""
     found = torch.full(SHAPE, 77, dtype=torch.float64)
     for coordinate in itertools.product(*map(range, mesh_shape)):
-        spec = Spec(GridMesh(mesh_shape, coordinate), placements, SHAPE, stride, dtype)
+        spec = DTensorSpec(AbstractMesh(mesh_shape, coordinate), placements, SHAPE, stride, dtype)
         local = torch.empty_strided(spec.local_shape, spec.local_stride, dtype=dtype)
-        fill_local(local, spec, law, KEY)
+        fill_local(local, spec, distribution, KEY)
         index = [[at for start, length in runs for at in range(start, start + length)] for runs in spec.local_runs]
         place = torch.meshgrid(*map(torch.tensor, index), indexing="ij") if local.numel() else None
         if place is not None:
@@ -58,27 +58,27 @@ KINDS = [Shard(0), Shard(1), Shard(2), StridedShard(0, 2), StridedShard(1, 3), R
 
 
 @pytest.mark.parametrize(
-    ("law", "dtype"),
+    ("distribution", "dtype"),
     [(NORMAL, torch.float32), (UNIFORM, torch.float64), (NORMAL, torch.bfloat16), (integers(-5, 11), torch.int64)],
 )
-def test_every_mesh_and_placement_gives_the_same_tensor(law, dtype):
-    expected = whole(law, dtype).double()
+def test_every_mesh_and_placement_gives_the_same_tensor(distribution, dtype):
+    expected = whole(distribution, dtype).double()
     assert expected.unique().numel() > (8 if dtype == torch.int64 else 100)
     for size in (1, 2, 3, 4):
         for placement in KINDS:
-            assert torch.equal(assembled((size,), (placement,), law, dtype), expected)
+            assert torch.equal(assembled((size,), (placement,), distribution, dtype), expected)
     for placements in itertools.product(KINDS, repeat=2):
-        assert torch.equal(assembled((2, 2), placements, law, dtype), expected)
-    assert torch.equal(assembled((3,), (SizedShard(0, (5, 0, 2)),), law, dtype), expected)
+        assert torch.equal(assembled((2, 2), placements, distribution, dtype), expected)
+    assert torch.equal(assembled((3,), (SizedShard(0, (5, 0, 2)),), distribution, dtype), expected)
     # The order in memory does not matter either.
-    assert torch.equal(assembled((3,), (Shard(1),), law, dtype, stride=(1, 7, 35)), expected)
+    assert torch.equal(assembled((3,), (Shard(1),), distribution, dtype, stride=(1, 7, 35)), expected)
 
 
 def test_complex_numbers_do_not_depend_on_placements_and_have_variance_one():
-    spec = Spec(GridMesh((1,)), (Replicate(),), (20000,), None, torch.complex64)
+    spec = DTensorSpec(AbstractMesh((1,)), (Replicate(),), (20000,), None, torch.complex64)
     all_of_it = torch.empty(20000, dtype=torch.complex64)
     fill_local(all_of_it, spec, NORMAL, KEY)
-    half = Spec(GridMesh((2,), (1,)), (Shard(0),), (20000,), None, torch.complex64)
+    half = DTensorSpec(AbstractMesh((2,), (1,)), (Shard(0),), (20000,), None, torch.complex64)
     part = torch.empty(10000, dtype=torch.complex64)
     fill_local(part, half, NORMAL, KEY)
     assert torch.equal(part, all_of_it[10000:])
@@ -101,19 +101,19 @@ def test_a_million_elements_are_distributed_as_they_should_be():
     assert abs(float(uniform.double().mean()) - 0.5) < 5 * math.sqrt(1 / 12 / count)
     assert abs(float(normal.double().mean())) < 5 / math.sqrt(count)
     assert abs(float(normal.double().var()) - 1) < 5 * math.sqrt(2 / count)
-    for law, cdf in (
-        (Law(Kind.EXPONENTIAL, 2.0, 0.0), lambda x: 1 - torch.exp(-2 * x)),
-        (Law(Kind.CAUCHY, 1.0, 3.0), lambda x: 0.5 + torch.atan((x - 1) / 3) / math.pi),
-        (Law(Kind.LOG_NORMAL, 0.5, 2.0), lambda x: torch.special.ndtr((x.log() - 0.5) / 2)),
+    for distribution, cdf in (
+        (Distribution(Kind.EXPONENTIAL, 2.0, 0.0), lambda x: 1 - torch.exp(-2 * x)),
+        (Distribution(Kind.CAUCHY, 1.0, 3.0), lambda x: 0.5 + torch.atan((x - 1) / 3) / math.pi),
+        (Distribution(Kind.LOG_NORMAL, 0.5, 2.0), lambda x: torch.special.ndtr((x.log() - 0.5) / 2)),
     ):
-        assert ks_distance(whole(law, torch.float32, (count,)), cdf) < limit
+        assert ks_distance(whole(distribution, torch.float32, (count,)), cdf) < limit
     # Neighbours, in pairs of which Box and Muller make two at once, do not depend on each other.
     for lag in (1, 2, 3, 4):
         assert abs(float((normal[:-lag].double() * normal[lag:].double()).mean())) < 5 / math.sqrt(count)
 
 
 def test_keys_follow_the_default_generator():
-    mesh = GridMesh((4,))
+    mesh = AbstractMesh((4,))
     torch.manual_seed(5)
     first = [draw_key(mesh) for _ in range(3)]
     assert len(set(first)) == 3 and max(first) < 1 << 64
@@ -129,41 +129,15 @@ def test_keys_follow_the_default_generator():
     assert draw_key(mesh, own) == draw_key(mesh, torch.Generator().manual_seed(9))
 
 
-def test_the_tracker_keeps_states_by_tag():
-    mesh = GridMesh((2,), (1,))
-    tracker = OffsetBasedRNGTracker(mesh)
-    assert tracker.distribute_region_enabled and tracker.rng_state_is_sync("parallel-rng")
+def test_a_seed_decides_what_is_drawn_on_a_mesh():
+    mesh = AbstractMesh((2,), (1,))
     manual_seed(11, mesh)
-    assert tracker.get_seed("parallel-rng") == 11
-    saved = tracker.state_dict()
     first = draw_key(mesh)
-    tracker.load_state_dict(saved)
+    manual_seed(11, mesh)
     assert draw_key(mesh) == first
-    with pytest.raises(RuntimeError, match="parallel-rng"):
-        tracker.get_seed("tensor-parallel-rng")
-    with pytest.raises(RuntimeError, match="no tag"):
-        tracker.load_state_dict({})
     assert is_rng_supported_mesh(mesh)
     with pytest.raises(RuntimeError, match="not part of the mesh"):
-        manual_seed(1, GridMesh((2,), None))
-
-
-def test_a_region_gives_each_shard_a_stream_of_its_own_and_replicas_one():
-    drawn, after = {}, set()
-    for coordinate in itertools.product(range(2), range(2)):
-        mesh = GridMesh((2, 2), coordinate)
-        torch.manual_seed(4)
-        tracker = OffsetBasedRNGTracker(mesh)
-        with tracker._distribute_region(Spec(mesh, (Shard(0), Replicate()), (8, 3))):
-            drawn[coordinate] = torch.rand(5)
-        after.add(float(torch.rand(())))
-    assert torch.equal(drawn[0, 0], drawn[0, 1]) and torch.equal(drawn[1, 0], drawn[1, 1])
-    assert not torch.equal(drawn[0, 0], drawn[1, 0])
-    assert len(after) == 1
-    tracker.distribute_region_enabled = False
-    torch.manual_seed(4)
-    with tracker._distribute_region(Spec(mesh, (Shard(0), Replicate()), (8, 3))):
-        assert torch.equal(torch.rand(5), torch.rand(5, generator=torch.Generator().manual_seed(4)))
+        manual_seed(1, AbstractMesh((2,), None))
 
 
 # ---- ops among ranks ------------------------------------------------------------------------------------------------
@@ -193,8 +167,8 @@ def _draws(mesh, placements, others):
         torch.nn.functional.dropout(p(chances + 1), 0.5),
         torch.nn.functional.rrelu(p(chances - 0.5), training=True),
         torch.nn.init.kaiming_uniform_(new()), torch.nn.init.trunc_normal_(new()),
-        factories.rand(6, 5, device_mesh=mesh, placements=placements),
-        factories.randn((6, 5), device_mesh=mesh, placements=placements),
+        _factories.rand(6, 5, device_mesh=mesh, placements=placements),
+        _factories.randn((6, 5), device_mesh=mesh, placements=placements),
     ]  # fmt: skip
     return [one.full_tensor() for one in made] + [torch.rand(())]
 
@@ -262,10 +236,10 @@ def _seeded_apart(rank, world_size):
     torch.manual_seed(rank + 100)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        first = factories.rand(8, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+        first = _factories.rand(8, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
     seen = [str(one.message) for one in caught if "random state" in str(one.message)]
     manual_seed(7, mesh)
-    second = factories.rand(8, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+    second = _factories.rand(8, 3, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
     with pytest.raises(RuntimeError, match="std >= 0"):
         torch.zeros(2) + distribute_tensor(torch.zeros(4), mesh, [Shard(0)]).normal_(0, -1)
     with pytest.raises(RuntimeError, match="less than"):

@@ -9,12 +9,12 @@ import random
 import pytest
 import torch
 
-from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, SizedShard, StridedShard
-from phalanx.dtensor.redistribute import plan
-from phalanx.dtensor.redistribute.pieces import Place, action
-from phalanx.dtensor.redistribute.plan import Planner
-from phalanx.dtensor.rules.cost import default_model
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor import AbstractMesh, Partial, Replicate, Shard, SizedShard, StridedShard
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._redistribute import planner
+from phalanx.dtensor._redistribute.local_steps import Place, action
+from phalanx.dtensor._redistribute.planner import Planner
+from phalanx.dtensor._rules.cost import default_model
 
 R, P = Replicate(), Partial
 
@@ -78,7 +78,7 @@ def locals_of(mesh_shape, placements, shape, dtype=torch.float64):
         # Ranks that differ only where nothing is Partial have the same term.
         key = tuple(c for c, p in zip(coordinate, placements, strict=True) if isinstance(p, Partial))
         if key not in terms:
-            # Of which averages over the ranks are exact.
+            # Averages of these over the ranks are exact.
             terms[key] = torch.randint(-4, 5, shape, generator=generator).mul(144).to(dtype)
     term_at = {
         coordinate: terms[tuple(c for c, p in zip(coordinate, placements, strict=True) if isinstance(p, Partial))]
@@ -209,7 +209,7 @@ def test_one_mesh_dim_every_pair(size, ranks, backwards):  # D4, D6
 
 def valid(shape, mesh_shape, placements):
     try:
-        Spec(GridMesh(mesh_shape), placements, shape)
+        DTensorSpec(AbstractMesh(mesh_shape), placements, shape)
     except ValueError:
         return False
     return True
@@ -253,12 +253,12 @@ def test_three_mesh_dims():
 
 
 def test_the_way_of_a_search_that_gives_up(monkeypatch):
-    monkeypatch.setattr(plan, "_MOST_STATES", 0)
+    monkeypatch.setattr(planner, "_MOST_STATES", 0)
     for source, target, shape in sampled((2, 2, 2), 60):
         check((2, 2, 2), source, target, shape)
 
 
 def test_an_exchange_whose_bytes_are_not_counted(monkeypatch):
-    monkeypatch.setattr(plan, "_MOST_COUNTED", 0)
+    monkeypatch.setattr(planner, "_MOST_COUNTED", 0)
     for source, target, shape in sampled((2, 3), 150):
         check((2, 3), source, target, shape)

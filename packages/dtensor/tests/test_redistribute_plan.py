@@ -11,11 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.dtensor import GridMesh, Partial, Replicate, Shard, SizedShard, StridedShard
-from phalanx.dtensor._torch_compat import hint
-from phalanx.dtensor.redistribute import move, transfer
-from phalanx.dtensor.redistribute._torch_compat import ranks_of_mesh
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor import AbstractMesh, Partial, Replicate, Shard, SizedShard, StridedShard
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._redistribute import plan_redistribute
+from phalanx.dtensor._torch_compat import hint, ranks_of_mesh
 
 R, P = Replicate(), Partial
 
@@ -29,8 +28,8 @@ def fake_ranks():
 
 
 def steps_of(mesh_shape, source, target, shape, coordinate=()):
-    mesh = GridMesh(mesh_shape, coordinate)
-    return transfer(Spec(mesh, source, shape), Spec(mesh, target, shape)).steps
+    mesh = AbstractMesh(mesh_shape, coordinate)
+    return plan_redistribute(DTensorSpec(mesh, source, shape), DTensorSpec(mesh, target, shape)).steps
 
 
 def names(*args):
@@ -113,9 +112,9 @@ def test_every_rank_takes_the_same_steps():
 
 
 def test_a_large_mesh_is_planned_too():
-    mesh = GridMesh((8, 8, 8))
+    mesh = AbstractMesh((8, 8, 8))
     source, target = (Shard(0), Shard(1), P()), (Shard(1), Shard(2), Shard(2))
-    way = transfer(Spec(mesh, source, (64, 64, 64)), Spec(mesh, target, (64, 64, 64)))
+    way = plan_redistribute(DTensorSpec(mesh, source, (64, 64, 64)), DTensorSpec(mesh, target, (64, 64, 64)))
     assert (way.steps[0].source, way.steps[-1].target) == (source, target)
     assert all(a.target == b.source for a, b in itertools.pairwise(way.steps))
 
@@ -124,43 +123,47 @@ def test_a_large_mesh_is_planned_too():
 
 
 def test_a_transfer_prints_a_line_for_each_step():
-    mesh = GridMesh((2, 2))
-    way = transfer(Spec(mesh, (P(), Shard(0)), (8, 4)), Spec(mesh, (R, R), (8, 4)))
+    mesh = AbstractMesh((2, 2))
+    way = plan_redistribute(DTensorSpec(mesh, (P(), Shard(0)), (8, 4)), DTensorSpec(mesh, (R, R), (8, 4)))
     lines = str(way).splitlines()
     assert len(lines) == len(way.steps) == 2
     assert lines[0].startswith("all_reduce     mesh dim 0: (P(sum), S(0)) -> (R, S(0)), 64 bytes per rank, ")
     assert lines[1].startswith("all_gather     mesh dim 1: (R, S(0)) -> (R, R), 64 bytes per rank, ")
     assert way.bytes_moved == 128
     assert way.cost_us == sum(step.cost_us for step in way.steps) > 6
-    assert str(transfer(way.source, way.source)) == "nothing to do"
+    assert str(plan_redistribute(way.source, way.source)) == "nothing to do"
 
 
 def test_a_transfer_is_made_once():
-    mesh = GridMesh((2,))
-    specs = [Spec(mesh, (one,), (8, 4)) for one in (Shard(0), R)]
-    assert transfer(*specs) is transfer(*specs)
+    mesh = AbstractMesh((2,))
+    specs = [DTensorSpec(mesh, (one,), (8, 4)) for one in (Shard(0), R)]
+    assert plan_redistribute(*specs) is plan_redistribute(*specs)
 
 
 # ---- what it refuses -------------------------------------------------------------------------------------------------
 
 
 def test_shape_and_dtype_must_be_the_same():
-    mesh = GridMesh((2,))
-    for other in (Spec(mesh, (R,), (4, 8)), Spec(mesh, (R,), (8, 4), None, torch.int64), Spec(mesh, (R,), (32,))):
+    mesh = AbstractMesh((2,))
+    for other in (
+        DTensorSpec(mesh, (R,), (4, 8)),
+        DTensorSpec(mesh, (R,), (8, 4), None, torch.int64),
+        DTensorSpec(mesh, (R,), (32,)),
+    ):
         with pytest.raises(ValueError, match="shape and dtype must be the same"):
-            transfer(Spec(mesh, (R,), (8, 4)), other)
+            plan_redistribute(DTensorSpec(mesh, (R,), (8, 4)), other)
 
 
 def test_a_mesh_without_ranks_cannot_communicate():
-    mesh = GridMesh((2,), (1,))
+    mesh = AbstractMesh((2,), (1,))
     whole = torch.arange(8.0)
-    specs = {one: Spec(mesh, (one,), (8,)) for one in (R, Shard(0), P())}
-    assert torch.equal(move(whole, specs[R], specs[Shard(0)]), whole[4:])
-    assert torch.equal(move(whole, specs[R], specs[P()]), torch.zeros(8))
-    with pytest.raises(RuntimeError, match=r"all_gather over a GridMesh \(2,\), which has no ranks"):
-        move(whole[4:], specs[Shard(0)], specs[R])
-    with pytest.raises(ValueError, match="a GridMesh has no ranks, so nothing can be sent"):
-        transfer(specs[R], Spec(GridMesh((4,)), (R,), (8,)))
+    specs = {one: DTensorSpec(mesh, (one,), (8,)) for one in (R, Shard(0), P())}
+    assert torch.equal(plan_redistribute(specs[R], specs[Shard(0)]).run(whole), whole[4:])
+    assert torch.equal(plan_redistribute(specs[R], specs[P()]).run(whole), torch.zeros(8))
+    with pytest.raises(RuntimeError, match=r"all_gather over an AbstractMesh \(2,\), which has no ranks"):
+        plan_redistribute(specs[Shard(0)], specs[R]).run(whole[4:])
+    with pytest.raises(ValueError, match="an AbstractMesh has no ranks, so nothing can be sent"):
+        plan_redistribute(specs[R], DTensorSpec(AbstractMesh((4,)), (R,), (8,)))
 
 
 # ---- without data ----------------------------------------------------------------------------------------------------
@@ -179,16 +182,16 @@ def test_fake_tensors_get_the_shapes_of_the_target(fake_ranks):
     mesh, column = init_device_mesh("cpu", (2, 2)), DeviceMesh("cpu", [3, 1])
     with FakeTensorMode():  # in which the meshes are looked at for the first time
         for source, target in WAYS:
-            given, made = Spec(mesh, source, (8, 6)), Spec(mesh, target, (8, 6))
-            assert move(torch.empty(given.local_shape), given, made).shape == made.local_shape
-        given, made = Spec(mesh, (Shard(0), R), (8, 6)), Spec(column, (Shard(1),), (8, 6))
-        assert move(torch.empty(given.local_shape), given, made).shape == made.local_shape
+            given, made = DTensorSpec(mesh, source, (8, 6)), DTensorSpec(mesh, target, (8, 6))
+            assert plan_redistribute(given, made).run(torch.empty(given.local_shape)).shape == made.local_shape
+        given, made = DTensorSpec(mesh, (Shard(0), R), (8, 6)), DTensorSpec(column, (Shard(1),), (8, 6))
+        assert plan_redistribute(given, made).run(torch.empty(given.local_shape)).shape == made.local_shape
     assert ranks_of_mesh(column) == (3, 1)
 
 
 def moved(mesh, source, target, x):
     rows = x.shape[0] * (2 if source[0].is_shard() else 1)
-    return move(x, Spec(mesh, source, (rows, 8)), Spec(mesh, target, (rows, 8)))
+    return plan_redistribute(DTensorSpec(mesh, source, (rows, 8)), DTensorSpec(mesh, target, (rows, 8))).run(x)
 
 
 def test_graphs_with_dynamic_sizes_serve_all_sizes_that_divide_evenly(fake_ranks):
@@ -200,9 +203,9 @@ def test_graphs_with_dynamic_sizes_serve_all_sizes_that_divide_evenly(fake_ranks
         ((P(), R), (Shard(0), R)),
     ):
         call = functools.partial(moved, mesh, source, target)
-        graph = make_fx(call, tracing_mode="symbolic")(torch.zeros(Spec(mesh, source, (8, 8)).local_shape))
+        graph = make_fx(call, tracing_mode="symbolic")(torch.zeros(DTensorSpec(mesh, source, (8, 8)).local_shape))
         for rows in (8, 12, 40):
-            given, made = Spec(mesh, source, (rows, 8)), Spec(mesh, target, (rows, 8))
+            given, made = DTensorSpec(mesh, source, (rows, 8)), DTensorSpec(mesh, target, (rows, 8))
             assert graph(torch.zeros(given.local_shape)).shape == made.local_shape
 
 

@@ -9,11 +9,15 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import phalanx.collectives as pc
 from phalanx.dtensor import Partial, Replicate, Shard, SizedShard, StridedShard
-from phalanx.dtensor.redistribute import move, transfer
-from phalanx.dtensor.spec import Spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._redistribute import plan_redistribute
 from ranks import run_ranks
 
 R, P = Replicate(), Partial
+
+
+def move(local, source, target, **options):
+    return plan_redistribute(source, target).run(local, **options)
 
 
 def layout_of(whole, mesh, placements):
@@ -62,8 +66,8 @@ def check(mesh, source, target, whole, **options):
     before = local.clone()
     made = move(
         local,
-        Spec(mesh, source, whole.shape, None, whole.dtype),
-        Spec(mesh, target, whole.shape, None, whole.dtype),
+        DTensorSpec(mesh, source, whole.shape, None, whole.dtype),
+        DTensorSpec(mesh, target, whole.shape, None, whole.dtype),
         **options,
     )
     made = pc.wait_tensor(made)
@@ -97,7 +101,7 @@ def every_pair(mesh, shape, dtype=torch.float32):
 
 def fits(mesh, placements, shape):
     try:
-        Spec(mesh, placements, shape)
+        DTensorSpec(mesh, placements, shape)
     except ValueError:
         return False
     return True
@@ -134,7 +138,7 @@ def random_terms(rank, size):
     found = []
     for op, rows in itertools.product(("sum", "avg", "product"), (1, 33, 4099)):
         local = torch.randn(rows, 3, generator=torch.Generator().manual_seed(rank))
-        given, made = Spec(mesh, (P(op), P(op)), (rows, 3)), Spec(mesh, (R, R), (rows, 3))
+        given, made = DTensorSpec(mesh, (P(op), P(op)), (rows, 3)), DTensorSpec(mesh, (R, R), (rows, 3))
         result = move(local, given, made)
         found.append(result.numpy().tobytes())
         everyone = [torch.randn(rows, 3, generator=torch.Generator().manual_seed(i)).double() for i in range(size)]
@@ -161,7 +165,7 @@ COMPLEX = [torch.complex32, torch.complex64, torch.complex128]
 
 
 def moved(local, mesh, source, target, shape, **options):
-    specs = [Spec(mesh, (placement,), shape, None, local.dtype) for placement in (source, target)]
+    specs = [DTensorSpec(mesh, (placement,), shape, None, local.dtype) for placement in (source, target)]
     return pc.wait_tensor(move(local, *specs, **options))
 
 
@@ -265,7 +269,7 @@ def pending(rank, size):
         ((Shard(0),), (SizedShard(0, (1, 5)),)): False,
     }
     for (source, target), wanted in pends.items():
-        made = transfer(Spec(mesh, source, (6, 4)), Spec(mesh, target, (6, 4)))
+        made = plan_redistribute(DTensorSpec(mesh, source, (6, 4)), DTensorSpec(mesh, target, (6, 4)))
         local = layout_of(term_of(whole, mesh, source), mesh, source).clone()
         result = made.run(local, async_op=True)
         assert (type(result) is pc.AsyncCollectiveTensor) == wanted, (source, target)
@@ -274,7 +278,7 @@ def pending(rank, size):
         assert type(made.run(local)) is torch.Tensor
     # One that is on its way is taken as it is.
     for source, middle, target in ((Shard(0), R, Shard(1)), (P(), R, P()), (P(), Shard(0), R), (P(), R, R)):
-        given, between, made = (Spec(mesh, (one,), (6, 4)) for one in (source, middle, target))
+        given, between, made = (DTensorSpec(mesh, (one,), (6, 4)) for one in (source, middle, target))
         local = layout_of(term_of(whole, mesh, (source,)), mesh, (source,))
         result = pc.wait_tensor(move(move(local, given, between, async_op=True), between, made))
         if target == P():
@@ -282,7 +286,7 @@ def pending(rank, size):
         else:
             assert torch.equal(result, layout_of(whole, mesh, (target,))), (source, middle, target)
     # Several on their way at once.
-    made = transfer(Spec(mesh, (P(),), (6, 4)), Spec(mesh, (R,), (6, 4)))
+    made = plan_redistribute(DTensorSpec(mesh, (P(),), (6, 4)), DTensorSpec(mesh, (R,), (6, 4)))
     results = [made.run(whole * i, async_op=True) for i in range(8)]
     assert all(torch.equal(one + 0, whole * i * size) for i, one in enumerate(results))
     return True
@@ -314,23 +318,25 @@ def cross(rank, size):
                 for wanted in (R, Shard(0), Shard(1)):
                     own = (choice,) if source.ndim == 1 else (choice, Shard(0))
                     new = (wanted,) if target.ndim == 1 else (Shard(0), wanted)
-                    given, made = Spec(source, own, shape), Spec(target, new, shape)
-                    way = transfer(given, made)
+                    given, made = DTensorSpec(source, own, shape), DTensorSpec(target, new, shape)
+                    way = plan_redistribute(given, made)
                     assert [step.collective for step in way.steps].count("move") == 1
                     local = layout_of(term_of(whole, source, own), source, own)
                     result = way.run(local)
                     assert torch.equal(result, layout_of(whole, target, new)), (str(way), local, result)
     # To terms on another mesh.
-    given, made = Spec(meshes[3], (Shard(0),), (4,)), Spec(meshes[4], (P(),), (4,))
+    given, made = DTensorSpec(meshes[3], (Shard(0),), (4,)), DTensorSpec(meshes[4], (P(),), (4,))
     result = move(torch.arange(2.0) + 2 * rank if rank < 2 else torch.empty(0), given, made)
     wanted = {2: torch.arange(4.0), 3: torch.zeros(4)}.get(rank, torch.empty(0))
     assert torch.equal(result, wanted)
     # A tensor without dims.
-    given, made = Spec(meshes[6], (R,), ()), Spec(meshes[1], (R, R), ())
+    given, made = DTensorSpec(meshes[6], (R,), ()), DTensorSpec(meshes[1], (R, R), ())
     assert move(torch.tensor(5.0) if rank == 2 else torch.empty(0), given, made).item() == 5.0
     # Ranks outside a mesh take no part in what happens on it.
     inside = move(
-        torch.ones(2) if rank < 2 else torch.empty(0), Spec(meshes[3], (P(),), (2,)), Spec(meshes[3], (R,), (2,))
+        torch.ones(2) if rank < 2 else torch.empty(0),
+        DTensorSpec(meshes[3], (P(),), (2,)),
+        DTensorSpec(meshes[3], (R,), (2,)),
     )
     assert inside.tolist() == ([2.0, 2.0] if rank < 2 else [])
     return True
@@ -341,7 +347,7 @@ def transposed(rank, size):
     mesh = init_device_mesh("cpu", (size,))
     whole = torch.arange(float(size * 24)).reshape(2 * size, 3, 4).transpose(0, 2)  # [4, 3, 2 * size]
     for here, there in ([Shard(2)], [R]), ([Shard(0)], [Shard(2)]), ([R], [Shard(1)]), ([Shard(2)], [Shard(1)]):
-        source = Spec(mesh, here, whole.shape, whole.stride(), whole.dtype)
+        source = DTensorSpec(mesh, here, whole.shape, whole.stride(), whole.dtype)
         target = source.replace(placements=there)
         mine = layout_of(whole, mesh, here)
         moved = move(mine.permute(2, 1, 0).contiguous().permute(2, 1, 0), source, target)
@@ -363,7 +369,7 @@ def strangers(rank, size):
     # No collective before it: a rank of neither mesh calls it too, and lets the others meet.
     first, second = DeviceMesh("cpu", [0]), DeviceMesh("cpu", [2])
     local = torch.arange(3.0) if rank == 0 else torch.empty(0)
-    result = move(local, Spec(first, (R,), (3,)), Spec(second, (R,), (3,)))
+    result = move(local, DTensorSpec(first, (R,), (3,)), DTensorSpec(second, (R,), (3,)))
     return result.tolist()
 
 
@@ -385,8 +391,8 @@ def compiled(rank, size):
         ((Shard(0), Shard(0)), (R, Shard(0))),
         ((R, R), (Shard(0), Shard(1))),
     ):
-        given, made = Spec(mesh, source, (7, 8)), Spec(mesh, target, (7, 8))
-        way = transfer(given, made)
+        given, made = DTensorSpec(mesh, source, (7, 8)), DTensorSpec(mesh, target, (7, 8))
+        way = plan_redistribute(given, made)
         local = layout_of(term_of(whole, mesh, source), mesh, source)
         for call in (way.run, lambda x, a=given, b=made: move(x, a, b)):
             torch._dynamo.reset()

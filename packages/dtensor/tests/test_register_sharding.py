@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from phalanx.dtensor import DTensor, Partial, Replicate, Shard, SizedShard, StrictError, distribute_tensor, strict
+from phalanx.dtensor._rules.parser import RuleError
 from phalanx.dtensor.experimental import register_sharding
-from phalanx.dtensor.rules.notation import RuleError
 from ranks import run_ranks
 
 

@@ -5,14 +5,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.dtensor.placements import Partial, Replicate, Shard
-from phalanx.dtensor.rules.conditions import Facts, chunk, nested_chunk
-from phalanx.dtensor.rules.cost import CostModel, MeshDimCost, choose
-from phalanx.dtensor.rules.engine import combine, derive
-from phalanx.dtensor.rules.local import local_shape, local_work, neutral
-from phalanx.dtensor.rules.notation import RuleError, parse
-from phalanx.dtensor.rules.registry import Meta, find
-from phalanx.dtensor.rules.view import reshape_rule
+from phalanx.dtensor._layout import chunk, local_shape
+from phalanx.dtensor._rules.constraints import OpSizes, nested_chunk
+from phalanx.dtensor._rules.cost import CostModel, MeshDimCost, choose
+from phalanx.dtensor._rules.engine import combine, derive
+from phalanx.dtensor._rules.local_adjustments import local_work, neutral
+from phalanx.dtensor._rules.parser import RuleError, parse
+from phalanx.dtensor._rules.registry import ArgMeta, find
+from phalanx.dtensor._rules.view import reshape_rule
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard
 
 aten = torch.ops.aten
 R = Replicate()
@@ -24,7 +25,7 @@ def placed(strategies):
 
 
 def meta(*shape, dtype=torch.float32):
-    return Meta(shape, dtype)
+    return ArgMeta(shape, dtype)
 
 
 def allowed(op, args, mesh_size):
@@ -183,7 +184,7 @@ def test_a_full_factor_is_cut_only_where_every_rank_gets_a_part():
     rows = expanded.strategies[1]
 
     def may(size, *mesh):
-        return combine([rows] * len(mesh), Facts(expanded.inputs, [(size,)], [torch.float32]), mesh)
+        return combine([rows] * len(mesh), OpSizes(expanded.inputs, [(size,)], [torch.float32]), mesh)
 
     assert may(3, 3) and not may(4, 3) and not may(2, 3)
     # 7 over 2 is 4 and 3: the first of these leaves a rank of three with nothing.
@@ -209,15 +210,15 @@ def test_chunks_are_those_of_torch_chunk_and_nest(size, counts):
         pieces = grown
     for at, piece in pieces.items():
         assert nested_chunk(size, list(zip(counts, at, strict=True))) == len(piece)
-        assert local_shape((size, 3), [Shard(0)] * len(counts), counts, at) == (len(piece), 3)
+        assert local_shape((size, 3), counts, [Shard(0)] * len(counts), at) == (len(piece), 3)
 
 
 @given(st.integers(1, 24), st.integers(1, 6), st.integers(1, 5))
 def test_chunks_of_a_merged_dim_line_up_exactly_where_the_condition_says(outer, inner, ranks):
     expanded = derive("a b -> (a b)", (2,))
-    facts = Facts(expanded.inputs, [(outer, inner)], [torch.float32])
+    facts = OpSizes(expanded.inputs, [(outer, inner)], [torch.float32])
     rows = next(one for one in expanded.strategies if one.inputs == (Shard(0),))
-    same = all(chunk(outer * inner, ranks, rank) == inner * chunk(outer, ranks, rank) for rank in range(ranks))
+    same = all(chunk(outer * inner, ranks, rank)[1] == inner * chunk(outer, ranks, rank)[1] for rank in range(ranks))
     assert combine([rows], facts, [ranks]) == same
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.dtensor.rules.notation import BATCH, Dim, Pass, Reduction, RuleError, TensorDims, parse
+from phalanx.dtensor._rules.parser import BATCH, Dim, Pass, Reduction, RuleError, TensorDims, parse
 
 
 def dims(*names):

@@ -6,7 +6,7 @@ import json
 import pytest
 import torch
 
-from phalanx.dtensor.placements import Partial, Replicate, Shard
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard
 from phalanx.dtensor.verify import check_call
 from phalanx.dtensor.verify.samples import samples
 from phalanx.dtensor.verify.simulate import Mismatch, coordinates, cut, put_together

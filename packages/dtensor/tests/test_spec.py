@@ -15,12 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from phalanx.dtensor import spec as spec_module
-from phalanx.dtensor._mesh import GridMesh, token
-from phalanx.dtensor.placements import Partial, Replicate, Shard, SizedShard, StridedShard
-from phalanx.dtensor.spec import Spec, normalize_placements
+from phalanx.dtensor import _dtensor_spec as spec_module
+from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
+from phalanx.dtensor._mesh import AbstractMesh, mesh_id
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard, SizedShard, StridedShard
 
-MESH = GridMesh((2, 3), (1, 2), mesh_dim_names=("dp", "tp"))
+MESH = AbstractMesh((2, 3), (1, 2), mesh_dim_names=("dp", "tp"))
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def make(**changes):
         "stride": (4, 1),
         "dtype": torch.float32,
     }
-    return Spec(**{**fields, **changes})
+    return DTensorSpec(**{**fields, **changes})
 
 
 # ---- identity -------------------------------------------------------------------------------------------------------
@@ -49,7 +49,7 @@ def test_equal_specs_are_one_object_however_they_are_written():
     spec = make()
     again = [
         make(),
-        make(mesh=GridMesh((2, 3), [1, 2], mesh_dim_names=["dp", "tp"])),
+        make(mesh=AbstractMesh((2, 3), [1, 2], mesh_dim_names=["dp", "tp"])),
         make(placements=[Shard(0), Replicate()]),
         make(placements=(torch_dtensor.Shard(-2), torch_dtensor.Replicate())),
         make(placements=(Shard(-2), Replicate())),
@@ -64,10 +64,10 @@ def test_equal_specs_are_one_object_however_they_are_written():
 
 def test_specs_that_differ_are_different_objects():
     changes = [
-        {"mesh": GridMesh((2, 3), (0, 2), mesh_dim_names=("dp", "tp"))},
-        {"mesh": GridMesh((2, 3), (1, 2))},
-        {"mesh": GridMesh((3, 3), (1, 2), mesh_dim_names=("dp", "tp"))},
-        {"mesh": GridMesh((2, 3), (1, 2), mesh_dim_names=("dp", "tp"), device_type="cuda")},
+        {"mesh": AbstractMesh((2, 3), (0, 2), mesh_dim_names=("dp", "tp"))},
+        {"mesh": AbstractMesh((2, 3), (1, 2))},
+        {"mesh": AbstractMesh((3, 3), (1, 2), mesh_dim_names=("dp", "tp"))},
+        {"mesh": AbstractMesh((2, 3), (1, 2), mesh_dim_names=("dp", "tp"), device_type="cuda")},
         {"placements": (Shard(1), Replicate())},
         {"placements": (Shard(0), Partial())},
         {"placements": (Shard(0), Partial("max"))},
@@ -93,7 +93,7 @@ def test_the_value_of_a_spec_decides_its_identity(shape, dtype, data):
         a == b or (a.is_shard() and b.is_shard() and a.dim % len(shape) == b.dim % len(shape))
         for a, b in zip(first, second, strict=True)
     )
-    assert (Spec(MESH, first, shape, None, dtype) is Spec(MESH, second, shape, None, dtype)) is same
+    assert (DTensorSpec(MESH, first, shape, None, dtype) is DTensorSpec(MESH, second, shape, None, dtype)) is same
 
 
 def test_threads_get_one_object():
@@ -115,14 +115,14 @@ def test_threads_get_one_object():
 def test_a_spec_is_kept_only_as_long_as_somebody_holds_it():
     gc.collect()
     before = len(spec_module._table)
-    mesh = GridMesh((7,), (3,))
-    held = [Spec(mesh, (Shard(0),), (size,), None, torch.float32) for size in range(1000, 1100)]
+    mesh = AbstractMesh((7,), (3,))
+    held = [DTensorSpec(mesh, (Shard(0),), (size,), None, torch.float32) for size in range(1000, 1100)]
     assert len(spec_module._table) == before + 100
     kept = held[17]
     del held
     gc.collect()
     assert len(spec_module._table) == before + 1
-    assert Spec(mesh, (Shard(0),), (1017,), None, torch.float32) is kept
+    assert DTensorSpec(mesh, (Shard(0),), (1017,), None, torch.float32) is kept
     del kept
     gc.collect()
     assert len(spec_module._table) == before
@@ -162,8 +162,8 @@ def test_specs_that_come_and_go_on_several_threads_stay_one_object_each():
 def test_a_spec_survives_pickle_and_copy_as_itself():
     # D1: copied with a DTensor, a spec is the same one, since nobody can change it.
     spec = make(placements=(SizedShard(0, (3, 5)), StridedShard(1, 2)))
-    mesh = pickle.loads(pickle.dumps(GridMesh((2,), (1,), mesh_dim_names=("tp",))))
-    assert mesh == GridMesh((2,), (1,), mesh_dim_names=("tp",))
+    mesh = pickle.loads(pickle.dumps(AbstractMesh((2,), (1,), mesh_dim_names=("tp",))))
+    assert mesh == AbstractMesh((2,), (1,), mesh_dim_names=("tp",))
     for other in (copy.copy(spec), copy.deepcopy(spec), pickle.loads(pickle.dumps(spec))):
         assert other is spec
 
@@ -211,10 +211,10 @@ def test_a_spec_is_printed_without_communication(fake_ranks):
     # D1: a fake process group has no peer that could answer.
     assert str(make()) == "float32[8, 4] (dp: S(0), tp: R)"
     assert repr(make()) == (
-        "Spec(shape=(8, 4), dtype=torch.float32, placements=(Shard(dim=0), Replicate()), mesh=(dp=2, tp=3))"
+        "DTensorSpec(shape=(8, 4), dtype=torch.float32, placements=(Shard(dim=0), Replicate()), mesh=(dp=2, tp=3))"
     )
     mesh = init_device_mesh("cpu", (8,))
-    spec = Spec(mesh, [Shard(0)], (10, 4))
+    spec = DTensorSpec(mesh, [Shard(0)], (10, 4))
     assert str(spec) == "float32[10, 4] (0: S(0))" and "mesh=(8,)" in repr(spec)
     assert spec.local_shape == (0, 4)  # rank 5 of 8: chunks of 2
 
@@ -233,39 +233,39 @@ def test_sizes_that_are_symbols_compare_by_value():
 
 def test_equal_meshes_of_torch_are_one(fake_ranks):
     mesh = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-    spec = Spec(mesh["tp"], (Shard(0),), (8, 4))
-    assert spec is Spec(mesh["tp"], (Shard(0),), (8, 4))  # the submesh is a new object
-    assert spec is not Spec(mesh["dp"], (Shard(0),), (8, 4))
+    spec = DTensorSpec(mesh["tp"], (Shard(0),), (8, 4))
+    assert spec is DTensorSpec(mesh["tp"], (Shard(0),), (8, 4))  # the submesh is a new object
+    assert spec is not DTensorSpec(mesh["dp"], (Shard(0),), (8, 4))
     assert spec.local_shape == (2, 4) and spec.local_runs[0] == ((2, 2),)
     again = init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
-    assert again == mesh and token(again) == token(mesh)
-    assert Spec(mesh, (Shard(0), Shard(1)), (8, 4)) is Spec(again, (Shard(0), Shard(1)), (8, 4))
-    assert token(init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))) != token(mesh)
+    assert again == mesh and mesh_id(again) == mesh_id(mesh)
+    assert DTensorSpec(mesh, (Shard(0), Shard(1)), (8, 4)) is DTensorSpec(again, (Shard(0), Shard(1)), (8, 4))
+    assert mesh_id(init_device_mesh("cpu", (4, 2), mesh_dim_names=("dp", "tp"))) != mesh_id(mesh)
     elsewhere = DeviceMesh("cpu", [0, 1])
-    assert Spec(elsewhere, (Shard(0),), (8, 4)).local_shape == (0,)  # D2: rank 5 is not in it
+    assert DTensorSpec(elsewhere, (Shard(0),), (8, 4)).local_shape == (0,)  # D2: rank 5 is not in it
 
 
 def test_ranks_that_are_threads_have_specs_of_their_own():
     ranks = torch.arange(4).view(2, 2)
     first, second = (DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank) for rank in (0, 3))
     assert first == second  # for torch, which tells its own threads apart in another way
-    specs = [Spec(mesh, (Shard(0), Shard(1)), (5, 3)) for mesh in (first, second)]
+    specs = [DTensorSpec(mesh, (Shard(0), Shard(1)), (5, 3)) for mesh in (first, second)]
     assert specs[0] is not specs[1] and [spec.local_shape for spec in specs] == [(3, 2), (2, 1)]
 
 
 def test_equal_meshes_are_one_as_long_as_any_of_them_lives(fake_ranks):
-    # Of two dims, each mesh has groups of its own.
+    # Each mesh of two dims has groups of its own.
     first, second = init_device_mesh("cpu", (2, 4)), init_device_mesh("cpu", (2, 4))
     assert first.get_group(1) is not second.get_group(1)
-    number = token(first)
-    assert token(second) == number
+    number = mesh_id(first)
+    assert mesh_id(second) == number
     del first
     gc.collect()
     third = init_device_mesh("cpu", (2, 4))
-    assert token(second) == token(third) == number
+    assert mesh_id(second) == mesh_id(third) == number
     del second, third
     gc.collect()
-    assert token(init_device_mesh("cpu", (2, 4))) != number
+    assert mesh_id(init_device_mesh("cpu", (2, 4))) != number
 
 
 def test_a_mesh_whose_groups_were_destroyed_is_no_longer_equal_to_new_ones():
@@ -273,8 +273,8 @@ def test_a_mesh_whose_groups_were_destroyed_is_no_longer_equal_to_new_ones():
     for _ in range(2):
         dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
         meshes.append(init_device_mesh("cpu", (8,)))
-        specs.append(Spec(meshes[-1], (Shard(0),), (8, 4)))
-        assert Spec(meshes[-1], (Shard(0),), (8, 4)) is specs[-1]
+        specs.append(DTensorSpec(meshes[-1], (Shard(0),), (8, 4)))
+        assert DTensorSpec(meshes[-1], (Shard(0),), (8, 4)) is specs[-1]
         dist.destroy_process_group()
     assert specs[0] is not specs[1] and specs[0].mesh is meshes[0] and specs[1].mesh is meshes[1]
 
@@ -324,9 +324,9 @@ def test_wrong_grids_are_named():
         (((2, 3), (1,)), "has no coordinate"),
     ):
         with pytest.raises(ValueError, match=text):
-            GridMesh(*arguments)
+            AbstractMesh(*arguments)
     with pytest.raises(ValueError, match="needs 2 names"):
-        GridMesh((2, 3), mesh_dim_names=("tp",))
+        AbstractMesh((2, 3), mesh_dim_names=("tp",))
 
 
 def test_placements_are_normalised():

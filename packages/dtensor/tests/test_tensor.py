@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import phalanx.collectives as pc
 from phalanx.dtensor import DTensor, Partial, Replicate, Shard, SizedShard, distribute_module, distribute_tensor
+from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor.debug import CommDebugMode
-from phalanx.dtensor.spec import Spec
 from ranks import run_ranks
 
 R = Replicate()
@@ -26,7 +26,7 @@ def made(rank, size):
     mesh = dist.init_device_mesh("cpu", (size,))
     # D1
     local = torch.full((2, 3), float(rank))
-    spec = Spec(mesh, (Shard(0),), (2 * size, 3), (3, 1), torch.float32)
+    spec = DTensorSpec(mesh, (Shard(0),), (2 * size, 3), (3, 1), torch.float32)
     x = DTensor(local, spec, requires_grad=False)
     y = DTensor(local, mesh, [Shard(0)])
     assert x._spec is y._spec is spec and x.to_local().data_ptr() == local.data_ptr()

@@ -1,6 +1,8 @@
 """The private parts of torch that this package relies on are where they were."""
 
+import ast
 import inspect
+import pathlib
 
 import pytest
 import torch
@@ -11,15 +13,38 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import _torch_compat
-from phalanx.dtensor.placements import Shard, SizedShard
+from phalanx.dtensor.placement_types import Shard, SizedShard
 
 MEND = "mend phalanx/dtensor/_torch_compat.py"
 
 
+def private_names_of_torch(path):
+    """What a file takes of torch that begins with an underscore; names of ops are no such."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            yield from (name for name in names if name.startswith("_"))
+        elif isinstance(node, ast.Attribute):
+            chain = ast.unparse(node).split(".")
+            if chain[0] == "torch" and chain[1] != "ops" and chain[-1].startswith("_") and chain[-1][1] != "_":
+                yield ".".join(chain)
+
+
+def test_no_other_file_takes_private_names_of_torch():
+    package = pathlib.Path(_torch_compat.__file__).parent
+    files = [file for file in package.rglob("*.py") if file.relative_to(package).parts[0] not in ("verify", "_demo")]
+    assert [file for file in files if file.name == "_torch_compat.py"] == [package / "_torch_compat.py"]
+    found = {file.name: list(private_names_of_torch(file)) for file in files if file.name != "_torch_compat.py"}
+    assert {name: names for name, names in found.items() if names} == {}
+    assert len(list(private_names_of_torch(package / "_torch_compat.py"))) > 30
+
+
 def test_placements_of_torch_are_what_they_were():
-    theirs = _torch_compat.TorchStridedShard(1, split_factor=2)
+    theirs = placement_types._StridedShard(1, split_factor=2)
     assert (theirs.dim, int(theirs.split_factor)) == (1, 2), f"_StridedShard of torch has changed: {MEND}"
-    assert not theirs.is_shard(), f"a _StridedShard of torch is a shard now: {MEND}, and what placements.py says of it"
+    assert not theirs.is_shard(), (
+        f"a _StridedShard of torch is a shard now: {MEND}, and what placement_types.py says of it"
+    )
     assert placement_types.Placement() is not None, (
         "Placement of torch cannot be derived from any more: SizedShard does"
     )
@@ -56,15 +81,18 @@ def test_sizes_are_known_to_divide_or_not():
 
 
 def test_fully_shard_and_state_dicts_ask_the_names_that_are_replaced():
-    """Each name and each call of FSDP2 and of the state dicts of checkpoints that `_fsdp` and `checkpoint` rely on."""
-    modules = _torch_compat.fsdp_modules
-    assert modules is not None, f"FSDP2 of torch has moved, and fully_shard does not take DTensors of ours: {MEND}"
-    param, group, collectives = modules
+    """Each name and each call of FSDP2 and of the state dicts of checkpoints that `_fsdp` and `_checkpoint` rely on."""
+    from torch.distributed import _state_dict_utils, fsdp
+
+    found = []
+    _torch_compat.when_fsdp_is_imported(lambda *modules: found.append(modules))
+    assert found and fsdp, f"FSDP2 of torch has moved, and fully_shard does not take DTensors of ours: {MEND}"
+    param, group, collectives = found[0]
     for module, names in (
         (param, ("DTensor", "_from_local_no_grad")),
         (group, ("FSDPParam", "FSDPParamGroup")),
         (collectives, ("DTensor",)),
-        (_torch_compat.state_dict_utils, ("DTensor", "distribute_tensor", "_distribute_tensors")),
+        (_state_dict_utils, ("DTensor", "distribute_tensor", "_distribute_tensors")),
     ):
         for name in names:
             assert "phalanx" in getattr(module, name).__module__, f"{module.__name__}.{name} is not replaced: {MEND}"
@@ -79,13 +107,13 @@ def test_fully_shard_and_state_dicts_ask_the_names_that_are_replaced():
         assert list(inspect.signature(getattr(theirs, name)).parameters) == expected, f"{name} has changed: {MEND}"
     theirs = group.FSDPParamGroup.__mro__[1]
     assert list(inspect.signature(theirs).parameters)[:2] == ["params", "modules"], f"FSDPParamGroup: {MEND}"
-    source = inspect.getsource(_torch_compat.state_dict_utils._broadcast_tensors)
+    source = inspect.getsource(_state_dict_utils._broadcast_tensors)
     assert "_distribute_tensors(" in source and "(local_state, full_tensor)" in source, f"_broadcast_tensors: {MEND}"
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_checkpoints_tell_what_computes_them_again(use_reentrant):
-    from phalanx.dtensor.experimental._torch_compat import enclosing_checkpoints
+    from phalanx.dtensor._torch_compat import enclosing_checkpoints
 
     found = []
 
@@ -96,7 +124,7 @@ def test_checkpoints_tell_what_computes_them_again(use_reentrant):
     x = torch.ones(2, requires_grad=True)
     function(x)
     checkpoint(function, x, use_reentrant=use_reentrant)
-    message = f"torch.utils.checkpoint has changed: mend phalanx/dtensor/experimental/_torch_compat.py {found}"
+    message = f"torch.utils.checkpoint has changed: mend phalanx/dtensor/_torch_compat.py {found}"
     assert found[0] == [] and len(found[1]) == 1, message
     holder, name = found[1][0]
     assert name == ("run_function" if use_reentrant else "recompute_fn") and callable(getattr(holder, name)), message

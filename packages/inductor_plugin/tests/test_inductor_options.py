@@ -7,14 +7,14 @@ import torch
 from torch._inductor import config as inductor_config
 
 import phalanx.inductor_plugin as plugin
+from phalanx.inductor_plugin._passes import GraphPass
 from phalanx.inductor_plugin.config import Config, from_environment, split_options
-from phalanx.inductor_plugin.passes import GraphPass
 
 
 def test_torch_finds_the_backend_by_its_name():
     entries = importlib.metadata.entry_points(group="torch_dynamo_backends", name="phalanx")
     if not entries:
-        pytest.skip("phalanx-inductor is not installed: run from a source tree")
+        pytest.skip("phalanx-inductor-plugin is not installed: run from a source tree")
     assert "phalanx" in torch._dynamo.list_backends(exclude_tags=())
     assert torch._dynamo.lookup_backend("phalanx") is plugin.phalanx
 
@@ -95,7 +95,7 @@ def test_a_mode_of_torch_compile_is_taken():
 
 
 def test_what_the_uuid_depends_on():
-    from phalanx.inductor_plugin.eligibility import GroupFacts
+    from phalanx.inductor_plugin._eligibility import GroupFacts
 
     served = GraphPass(Config(), lambda *_: GroupFacts(True, 2))
     kept = GraphPass(Config(), lambda *_: GroupFacts(False, 0))

@@ -26,7 +26,7 @@ def data(seed, *sizes):
 
 
 def lines():
-    return [line for report in reports() for line in report.lines]
+    return [line for report in reports() for line in report.collectives]
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def from_the_cache(rank, size, expect_hit):
     assert (hits > 0) == expect_hit, dict(counters)
     assert bool(reports()) != expect_hit
     # Other options are another graph.
-    other = torch.compile(function, backend="phalanx", options={"phalanx.epilogue_bytes": 1 << 20})
+    other = torch.compile(function, backend="phalanx", options={"phalanx.bucket_bytes": 0})
     clear_reports()
     x = data(rank, 6, 6)
     torch.testing.assert_close(other(x), function(x))

@@ -9,7 +9,7 @@ from cuda_ranks import WAYS, on_cuda, run_cuda_ranks
 import fake_torch_cuda
 from phalanx import symm_mem
 from phalanx.core import InUseError, MismatchError, UnsupportedError
-from phalanx.symm_mem import _context
+from phalanx.symm_mem import _state
 
 ways = pytest.mark.parametrize("way", WAYS)
 
@@ -133,12 +133,12 @@ def frees_in_capture(rank, world_size, name):
         kept.add_(1)
         del tensor
         gc.collect()
-        assert len(_context.current().ended) == 1  # no event of it may get into the graph
+        assert len(_state.current().retained) == 1  # no event of it may get into the graph
     graph.replay()
     for _ in range(2):  # the first one asks the stream that was captured, which may take a moment
         symm_mem.get_mem_stats()
         torch.cuda.synchronize()
-    assert symm_mem.get_mem_stats().blocks == 1 and not _context.current().ended
+    assert symm_mem.get_mem_stats().blocks == 1 and not _state.current().retained
     assert kept.tolist() == [1.0] * 4
 
 

@@ -7,8 +7,8 @@ from cuda_ranks import WAYS, on_cuda, run_cuda_ranks
 import fake_torch_cuda
 from phalanx import symm_mem
 from phalanx.core import InvalidArgumentError, UnsupportedError, load_torch_ops
-from phalanx.symm_mem import _context
-from phalanx.symm_mem._device_memory import storage_at, tensor_of
+from phalanx.symm_mem import _state
+from phalanx.symm_mem._cuda import storage_at, tensor_of
 from phalanx.symm_mem._pool import cuda
 
 MIB = 1 << 20
@@ -34,7 +34,7 @@ def tensor_in(address, numel):
 
 @on_cuda
 def lies_in_a_segment(rank, size, name):
-    segments, context = Segments(), _context.current()
+    segments, context = Segments(), _state.current()
     assert segments.take(MIB) == 0  # no world was entered
     context.segment_number = cuda.segment_number  # as a pool does
     with cuda.entered(context.world):
@@ -80,7 +80,7 @@ def without_cuda(rank, size, name):
         with pytest.raises(UnsupportedError, match="this torch was built without CUDA"):
             symm_mem.get_mem_pool("cuda")
     assert symm_mem.get_mempool_allocator("cuda").name == "CUDA"
-    with pytest.raises(InvalidArgumentError, match="give what get_mem_pool returned"), symm_mem.use_mem_pool("cuda"):
+    with pytest.raises(InvalidArgumentError, match="expected a result of get_mem_pool"), symm_mem.use_mem_pool("cuda"):
         pass
 
 

@@ -40,7 +40,7 @@ def test_the_size_gives_the_channels(size, channels):  # M28
 @pytest.mark.parametrize("size", [-1, 524_289, 2**70, "8", None, 8.0])
 def test_what_is_no_size_is_refused(size):
     with symm_mem.rank_context():
-        with pytest.raises(InvalidArgumentError, match="give 0 to 524288 bytes"):
+        with pytest.raises(InvalidArgumentError, match="expected 0 to 524288 bytes"):
             symm_mem.set_signal_pad_size(size)
         assert symm_mem.get_signal_pad_size() == 512
 

@@ -36,5 +36,5 @@ def test_private_parts_of_torch_are_imported_in_one_file_only():
     private = re.compile(
         r"^\s*(from|import)\s+torch[\w.]*\.(_|distributed_c10d)|torch\._(?!base)|c10d\._", re.MULTILINE
     )
-    found = {path.name for path in folder.glob("*.py") if private.search(path.read_text(encoding="utf-8"))}
+    found = {path.name for path in folder.rglob("*.py") if private.search(path.read_text(encoding="utf-8"))}
     assert found <= {"_torch_compat.py"}

@@ -45,7 +45,7 @@ def autoload() -> None:
             setattr(c10d.Backend, KEY, _WhenLookedUp())
     except Exception:
         # A torch that has changed must still be imported. What names the back end then gets torch's own error, and
-        # test_c10d_torch_compat.py fails.
+        # test_backends_torch_compat.py fails.
         pass
 
 

@@ -13,7 +13,9 @@ Which form of group to pass: for a compiler, (DeviceMesh, dim) and a list of lis
 or a list says only what this rank does.
 """
 
-from phalanx.collectives import _barrier, _ops, _p2p_ops, c10d
+import warnings
+
+from phalanx.collectives import _barrier, _kernels, _library, _p2p_ops, _process_group, _torch_compat, c10d
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
 from phalanx.collectives._barrier import barrier
 from phalanx.collectives._coalescing import coalescing_manager
@@ -29,8 +31,12 @@ from phalanx.collectives._functional import (
     reduce_scatter_v,
     wait_tensor,
 )
-from phalanx.collectives._groups import GroupLike, core_group, enable_group, finalize, is_core_group, process_group_of
-from phalanx.collectives._more import (
+from phalanx.collectives._functional_coalesced import (
+    all_gather_into_tensor_coalesced,
+    all_reduce_coalesced,
+    reduce_scatter_tensor_coalesced,
+)
+from phalanx.collectives._functional_inplace import (
     all_gather_inplace,
     all_gather_single,
     all_gather_single_autograd,
@@ -48,22 +54,26 @@ from phalanx.collectives._more import (
     reduce_scatter_tensor_autograd,
     reduce_scatter_tensor_inplace,
 )
+from phalanx.collectives._op_table import form_of
 from phalanx.collectives._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
 from phalanx.collectives._p2p_ops import batch_p2p_ops_inplace, irecv_inplace, isend_inplace
-from phalanx.collectives._registry import check_group
-from phalanx.collectives._several import (
-    all_gather_into_tensor_coalesced,
-    all_reduce_coalesced,
-    reduce_scatter_tensor_coalesced,
+from phalanx.collectives._process_group import (
+    RANK_TYPES,
+    GroupLike,
+    core_group,
+    enable_group,
+    finalize,
+    is_core_group,
+    process_group_of,
 )
-from phalanx.collectives._torch_compat import register_work as _register_tensor_work
+from phalanx.collectives._registry import check_group
+from phalanx.collectives._torch_compat import allow_inflight_collective_as_graph_input_ctx
 
 __all__ = [
+    "RANK_TYPES",
     "AsyncCollectiveTensor",
     "GroupLike",
     "P2POp",
-    "_coalescing_manager",
-    "_register_tensor_work",
     "all_gather_inplace",
     "all_gather_into_tensor_coalesced",
     "all_gather_single",
@@ -80,6 +90,7 @@ __all__ = [
     "all_to_all_inplace",
     "all_to_all_single",
     "all_to_all_single_autograd",
+    "allow_inflight_collective_as_graph_input_ctx",
     "barrier",
     "batch_isend_irecv",
     "batch_p2p_ops_inplace",
@@ -91,6 +102,7 @@ __all__ = [
     "core_group",
     "enable_group",
     "finalize",
+    "form_of",
     "irecv",
     "irecv_inplace",
     "is_core_group",
@@ -111,7 +123,15 @@ __all__ = [
     "wait_tensor",
 ]
 
-_coalescing_manager = coalescing_manager  # as torch has it
+# As torch has them.
+_coalescing_manager = coalescing_manager
+_expand_group = _process_group._expand_group
+_register_tensor_work = _torch_compat.register_work
+_resolve_group_name = _process_group._resolve_group_name
 
-_ops.register(_p2p_ops.register, _barrier.register)
+if _library.refusal():
+    warnings.warn(f"phalanx.collectives cannot run collectives: {_library.refusal()}", stacklevel=2)
+else:
+    for _module in (_kernels, _p2p_ops, _barrier):
+        _module.register()
 c10d.register()

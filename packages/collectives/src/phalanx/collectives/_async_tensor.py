@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from phalanx.collectives import _errors, _native, _ops, _torch_compat
+from phalanx.collectives import _errors, _library, _native, _torch_compat
+from phalanx.collectives._bootstrap import in_group_creation
 from phalanx.core import UnsupportedError
 
 log = logging.getLogger("phalanx.collectives")
@@ -71,6 +72,11 @@ class AsyncCollectiveTensor(torch.Tensor):
 
     Attributes:
         elem: The ordinary tensor; not to be read before the wait.
+
+    Example:
+        >>> y = all_reduce(torch.ones(2), "sum", group)
+        >>> type(y).__name__, y.completed, type(y + 1).__name__, y.completed
+        ('AsyncCollectiveTensor', False, 'Tensor', True)
     """
 
     # True: complete. None: pending, elem is a plain CPU tensor. False: pending, elem is any tensor. A pending tensor:
@@ -139,9 +145,7 @@ class AsyncCollectiveTensor(torch.Tensor):
         state = getattr(self, "_state", True)
         if state is True or (state is not None and state is not False) or sys.is_finalizing():
             return
-        from phalanx.collectives import _registry
-
-        if _registry.making_a_group():  # a garbage collection in a callback of the core
+        if in_group_creation():  # a garbage collection in a callback of the core
             return
         try:
             self.trigger_wait()
@@ -224,7 +228,7 @@ def _as_views(result: Any, root: AsyncCollectiveTensor) -> Any:
 def _is_pending(elem: torch.Tensor) -> bool:
     if _torch_compat.is_tracing() or _torch_compat.registered_work_count():
         return True
-    ops = _ops.loaded()
+    ops = _library.loaded()
     storage = ops.ffi.cast("void *", elem.untyped_storage().data_ptr())
     return bool(ops.lib.phxt_pending_has(storage))
 
@@ -252,3 +256,22 @@ def wrap(elem: torch.Tensor) -> AsyncCollectiveTensor:
     made.elem = elem
     made._state = False
     return made
+
+
+class WaitHandle(AsyncCollectiveTensor):
+    """What pending results have in common: as if they were views of it, they wait when it does."""
+
+    __slots__ = ("settle",)
+    settle: Callable[[], Any]
+
+    @staticmethod
+    def of(settle: Callable[[], Any]) -> "WaitHandle":
+        """The handle of results that are there when `settle` returns."""
+        elem = torch.empty(0)
+        made: WaitHandle = _make(WaitHandle, elem.size(), None, None, None, elem.dtype)
+        made.elem, made.settle, made._state = elem, settle, True
+        return made
+
+    def trigger_wait(self) -> torch.Tensor:
+        self.settle()
+        return self.elem

@@ -7,15 +7,13 @@ in a compiled graph what comes before the barrier and what after it.
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from phalanx.collectives import _recording, _torch_compat
 from phalanx.collectives._errors import fail
-from phalanx.collectives._groups import GroupLike, find, meet, traced_name
-from phalanx.collectives._registry import entry_named
-from phalanx.collectives._streams import where
+from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, traced_name
+from phalanx.collectives._registry import state_named
 from phalanx.collectives._torch_compat import is_dynamo_compiling
-from phalanx.core import Group, PeerDeadError
+from phalanx.collectives._transport import transport_for
 
 _SCHEMA = "barrier(Tensor tensor, str group_name) -> Tensor"
 
@@ -39,6 +37,10 @@ def barrier(group: GroupLike = None, tensor: torch.Tensor | None = None, tag: st
         ValueError: Not a group of this rank, or there is no default group; nothing was sent.
         RuntimeError: A coalescing manager of the group is open; nothing was sent.
         PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> barrier(group, torch.ones(2))
+        tensor([1., 1.])
     """
     token = torch.empty(0, device="cpu") if tensor is None else tensor
     if is_dynamo_compiling():
@@ -47,7 +49,7 @@ def barrier(group: GroupLike = None, tensor: torch.Tensor | None = None, tag: st
     if not isinstance(token, torch.Tensor):
         raise TypeError(f"barrier takes a torch.Tensor, not {type(token).__name__}")
     try:
-        name = find(group, tag).name
+        name = find(group, tag).op_name
         done: torch.Tensor = torch.ops.phalanx.barrier(token, name)
         return done
     except (RuntimeError, ValueError) as error:
@@ -58,46 +60,17 @@ def barrier(group: GroupLike = None, tensor: torch.Tensor | None = None, tag: st
 
 
 def _barrier(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
-    if _recording.on(group_name) is not None:
+    state = state_named(group_name)
+    if _recording.recorder_on(state) is not None:
         raise RuntimeError(
-            f"barrier on group '{group_name}': a coalescing_manager is open, and what was called in its body is sent "
+            f"barrier on group '{state.name}': a coalescing_manager is open, and what was called in its body is sent "
             "only at its end; call the barrier after the with block"
         )
-    entry = entry_named(group_name)
     done = torch.ops.phalanx.wait_tensor(tensor)
-    meet(entry, tensor)
-    if entry.core is not None and tensor.is_cpu:
-        entry.core.barrier()
-    elif entry.core is not None and entry.served_here(tensor):
-        _barrier_on_gpus(entry.core, tensor.device)
-    else:
-        _through_torch(tensor.device, group_name)
+    ensure_initialized(state, tensor)
+    transport_for(state, tensor).barrier(tensor)
     copied: torch.Tensor = done.clone(memory_format=torch.contiguous_format)
     return copied
-
-
-def _barrier_on_gpus(core: Group, device: torch.device) -> None:
-    core.barrier(**where(device))
-    if torch.cuda.is_current_stream_capturing():
-        return  # a barrier of streams, whenever the graph is replayed
-    torch.cuda.current_stream(device).synchronize()
-    error = core.error()
-    if error is not None and not isinstance(error, PeerDeadError):  # who may have gone after it; the next call says so
-        raise error
-
-
-def _through_torch(device: torch.device, group_name: str) -> None:
-    group = _torch_compat.group_named(group_name)
-    assert group is not None
-    options = dist.BarrierOptions()
-    options.asyncOp = False
-    if f"{device.type}:" not in dist.get_backend_config(group):
-        dist.barrier(group)  # such as nccl alone, and no tensor given
-        return
-    options.device = device  # torch makes a tensor there, and dispatches by it
-    work = group.barrier(options)
-    if work is not None:
-        work.wait()
 
 
 def _fake(tensor: torch.Tensor, group_name: str) -> torch.Tensor:

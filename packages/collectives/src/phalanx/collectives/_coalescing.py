@@ -6,10 +6,9 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from phalanx.collectives import _plain_calls, _recording
+from phalanx.collectives import _c10d_hooks, _recording
 from phalanx.collectives._errors import fail
-from phalanx.collectives._groups import GroupLike, find
-from phalanx.collectives._later import BodyWork
+from phalanx.collectives._process_group import GroupLike, find
 from phalanx.collectives._recorder import Recorder
 from phalanx.collectives._torch_compat import group_named, is_dynamo_compiling, is_tracing
 
@@ -55,6 +54,13 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
         ValueError: Not a group of this rank; or, at the end of the body, two calls overlap: nothing was sent.
         RuntimeError: A manager is open on the group already; or, at the end, a tensor was changed: nothing was sent.
         PhalanxError: At the end, or from `wait`: as for `all_reduce`.
+
+    Example:
+        >>> with coalescing_manager(group):
+        ...     a = all_reduce(torch.ones(2), "sum", group)
+        ...     b = all_gather_tensor(torch.tensor([rank]), 0, group)
+        >>> a, b
+        (AsyncCollectiveTensor(tensor([2., 2.])), AsyncCollectiveTensor(tensor([0, 1])))
     """
 
     def __init__(
@@ -74,15 +80,15 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
             return self
         if self._recorder is not None:
             raise RuntimeError("coalescing_manager: this one is open already; make another one")
-        entry = find(self._group)
-        recorder = Recorder(entry)
-        process_group = group_named(entry.name)
-        _recording.begin(entry.name, recorder)
+        group = find(self._group)
+        recorder = Recorder(group)
+        process_group = group_named(group.name)
+        _recording.begin(group, recorder)
         try:
             if process_group is not None:
-                _plain_calls.begin(process_group, entry.name)
+                _c10d_hooks.begin(process_group, group)
         except BaseException:
-            _recording.end(entry.name)
+            _recording.end(group)
             raise
         self.works = []
         self._recorder, self._process_group = recorder, process_group
@@ -94,9 +100,9 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
         recorder, self._recorder = self._recorder, None
         if recorder is None:  # being traced
             return
-        _recording.end(recorder.entry.name)
+        _recording.end(recorder.group)
         if self._process_group is not None:
-            _plain_calls.end(self._process_group)
+            _c10d_hooks.end(self._process_group)
             self._process_group = None
         if kind is not None:
             recorder.drop()
@@ -108,7 +114,7 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
         except (RuntimeError, ValueError) as raised:
             fail(raised)
         if self._async_ops:
-            self.works.append(BodyWork(recorder))
+            self.works.append(recorder.work)
 
     def wait(self, timeout: timedelta | None = None) -> None:
         """Wait until all of the body is complete. Without async_ops there is nothing to wait for.
@@ -121,6 +127,6 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
             PhalanxError: A call failed.
         """
         if self._recorder is not None:
-            self._recorder.settle()
+            self._recorder.work.wait()
         for work in self.works:
             work.wait(timeout) if timeout else work.wait()

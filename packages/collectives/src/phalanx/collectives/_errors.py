@@ -3,7 +3,7 @@
 import threading
 from typing import NoReturn
 
-from phalanx.collectives import _ops
+from phalanx.collectives import _library
 from phalanx.core import interrupts
 
 
@@ -32,7 +32,7 @@ def better(error: BaseException) -> BaseException:
     stashed, _stash.error = _stash.error, None
     if stashed is not None and str(stashed) and str(stashed) in str(error):
         return stashed
-    return _ops.loaded().explain(error)
+    return _library.loaded().explain(error)
 
 
 def fail(error: Exception) -> NoReturn:

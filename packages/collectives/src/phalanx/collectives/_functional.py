@@ -1,106 +1,125 @@
 """The functional collectives. In eager mode they return before the peers have come; see AsyncCollectiveTensor."""
 
-from functools import partial
 from typing import Any
 
 import torch
 from torch import SymInt
 
-from phalanx.collectives import _async_tensor, _autograd, _ops, _recording
+from phalanx.collectives import _async_tensor, _autograd, _op_table, _recording
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
-from phalanx.collectives._entry import Entry
 from phalanx.collectives._errors import fail
-from phalanx.collectives._groups import GroupLike, find, meet, own_rank, traced_name, traced_size
+from phalanx.collectives._fast_path import InPlace, Start
+from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import check_dim, joined_at, parts_first
-from phalanx.collectives._reductions import check_reduction
+from phalanx.collectives._op_table import Collective
+from phalanx.collectives._process_group import (
+    GroupLike,
+    ensure_initialized,
+    find,
+    own_rank,
+    traced_name,
+    traced_size,
+)
 from phalanx.collectives._registry import ready
-from phalanx.collectives._short_road import InPlace, Start
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing, is_watched
+from phalanx.collectives._transport import transport_for
 
-# ---- how an op is called ---------------------------------------------------------------------------------------------
+# ---- how a collective is called --------------------------------------------------------------------------------------
 
 
-class _Op(Start):
-    """An op that makes a new tensor, on both roads: `begin`, and where that is closed, `call`."""
+class Operation(Start):
+    """A collective that makes a new tensor: `begin` on the fast path, and `start` where that is closed.
 
-    __slots__ = ("function", "name")
+    Args:
+        collective: Its record.
+    """
 
-    def __init__(self, name: str, function: Any) -> None:
-        super().__init__(name)
-        self.name = name
-        self.function = function
+    __slots__ = ("collective", "function")
 
-    def call(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-        """Start the op through the dispatcher, and wrap its result."""
+    def __init__(self, collective: Collective) -> None:
+        super().__init__(collective.name)
+        self.collective = collective
+        self.function = _autograd.FUNCTIONS[collective.name]
+
+    def start(self, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Check it, start it through the dispatcher, and wrap its result. In a coalescing manager, record it.
+
+        Args:
+            group: The group; its ranks meet here, if they have not.
+            tensor, args: The arguments of the op but the group's size and name.
+        """
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{self.name} takes a torch.Tensor, not {type(tensor).__name__}")
+            raise TypeError(f"{self.collective.name} takes a torch.Tensor, not {type(tensor).__name__}")
+        self.collective.check(group, tensor, *args)
+        ensure_initialized(group, tensor)
+        if self.collective.takes_size:
+            args = (*args, group.size)
         if torch.is_grad_enabled() and tensor.requires_grad and not is_tracing():
-            result: torch.Tensor = self.function.apply(lambda *inner: self._wrapped(entry, *inner), tensor, *args)
+            result: torch.Tensor = self.function.apply(
+                lambda given, *inner: self._wrapped(group, given, *inner[:-1]), tensor, *args, group.op_name
+            )
             return result
-        return self._wrapped(entry, tensor, *args)
+        return self._wrapped(group, tensor, *args)
 
-    def _wrapped(self, entry: Entry, *args: Any) -> torch.Tensor:
-        recorder = _recording.on(entry.name)
+    def _wrapped(self, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        recorder = _recording.recorder_on(group)
         if recorder is not None and not is_tracing():
-            return recorder.record(self, *args)
-        started = self.started(entry, *args)
+            recorded: torch.Tensor = recorder.record(self.collective, tensor, *args)
+            return recorded
+        if is_watched():  # what watches sees the op of phalanx, whoever serves it
+            started = getattr(torch.ops.phalanx, self.collective.name)(tensor, *args, group.op_name)
+        else:
+            started = transport_for(group, tensor).start(self.collective, tensor, *args)
         if is_tracing() or type(started) is not torch.Tensor:
             waited: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
             return waited
         return wrap(started)
 
-    def started(self, entry: Entry, *args: Any) -> torch.Tensor:
-        """Start the op below autograd, and give what it will write."""
-        if not entry.may_serve(args[0]) and not is_watched():
-            return self._through_torch(entry, *args)  # without a detour, so it stays asynchronous
-        result: torch.Tensor = getattr(torch.ops.phalanx, self.name)(*args)
-        return result
 
-    def _through_torch(self, entry: Entry, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-        given = list(args)
-        if self.name in ("all_reduce", "reduce_scatter_tensor", "reduce_scatter_v"):
-            given[0] = check_reduction(given[0])
-        elif self.name == "all_to_all_single" and not given[0] and not given[1]:
-            given[0] = given[1] = _ops.even(tensor.size(0), entry.size)
-        started: torch.Tensor = _ops.through_torch(self.name)(tensor.contiguous(), *given)
-        return started
+class InPlaceOperation(InPlace):
+    """A collective in place: `run` on the fast path, and `start` where that is closed.
+
+    Args:
+        collective: Its record.
+    """
+
+    __slots__ = ("collective",)
+
+    def __init__(self, collective: Collective) -> None:
+        super().__init__(f"{collective.name}_")
+        self.collective = collective
+
+    def start(self, group: GroupState, tensor: torch.Tensor, argument: Any) -> torch.Tensor:
+        """Check it, and run it through the dispatcher. In a coalescing manager, record it."""
+        recorder = _recording.recorder_on(group)
+        if recorder is not None and group.decided and type(tensor) is torch.Tensor and not is_watched():
+            self.collective.check(group, tensor, argument)
+            recorder.write(self.collective, tensor, argument)
+            return tensor
+        target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+        self.collective.check(group, target, argument)
+        ensure_initialized(group, target)
+        if recorder is not None and not is_tracing():
+            recorder.write(self.collective, target, argument)
+            return tensor
+        getattr(torch.ops.phalanx, f"{self.collective.name}_")(target, argument, group.op_name)
+        torch.ops.phalanx.wait_tensor(target)
+        return tensor
 
 
-ALL_REDUCE = _Op("all_reduce", _autograd.AllReduce)
-ALL_GATHER = _Op("all_gather_into_tensor", _autograd.AllGather)
-REDUCE_SCATTER = _Op("reduce_scatter_tensor", _autograd.ReduceScatter)
-ALL_GATHER_V = _Op("all_gather_v", _autograd.AllGatherV)
-REDUCE_SCATTER_V = _Op("reduce_scatter_v", _autograd.ReduceScatterV)
-ALL_TO_ALL = _Op("all_to_all_single", _autograd.AllToAll)
-BROADCAST = _Op("broadcast", _autograd.Broadcast)
-_ALL_REDUCE_ = InPlace("all_reduce_")
-_BROADCAST_ = InPlace("broadcast_")
-
-_OUT_OF_PLACE = {"all_reduce_": ALL_REDUCE, "broadcast_": BROADCAST}
+ALL_REDUCE = Operation(_op_table.ALL_REDUCE)
+ALL_GATHER = Operation(_op_table.ALL_GATHER)
+REDUCE_SCATTER = Operation(_op_table.REDUCE_SCATTER)
+ALL_GATHER_V = Operation(_op_table.ALL_GATHER_V)
+REDUCE_SCATTER_V = Operation(_op_table.REDUCE_SCATTER_V)
+ALL_TO_ALL = Operation(_op_table.ALL_TO_ALL)
+BROADCAST = Operation(_op_table.BROADCAST)
+_ALL_REDUCE_ = InPlaceOperation(_op_table.ALL_REDUCE)
+_BROADCAST_ = InPlaceOperation(_op_table.BROADCAST)
 
 _WAIT: Any = _autograd.Wait.apply
 
 _ready = ready.get  # bound here once and not in every call
-
-
-def _not_now(*_: Any) -> None:
-    """For the short road of what makes a new tensor: closed, so that `call` records it."""
-
-
-def _recorded(name: str, recorder: Any, tensor: torch.Tensor, argument: Any, group: str) -> torch.Tensor | None:
-    """For the short road of what works in place."""
-    if type(tensor) is not torch.Tensor:
-        return None
-    if name == "broadcast_":
-        _check_source(name, argument, recorder.entry)
-    recorder.write(_OUT_OF_PLACE[name], tensor, argument)
-    return tensor
-
-
-for _op in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_GATHER_V, REDUCE_SCATTER_V, ALL_TO_ALL, BROADCAST):
-    _recording.detour(_op, "begin", _not_now)
-_recording.detour(_ALL_REDUCE_, "run", partial(_recorded, "all_reduce_"))
-_recording.detour(_BROADCAST_, "run", partial(_recorded, "broadcast_"))
 
 
 # ---- collectives -----------------------------------------------------------------------------------------------------
@@ -130,19 +149,20 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
         RuntimeError: A gradient is needed that the reduction does not have; nothing was sent.
         PhalanxError: From here or from the first use of the result: a peer died (PeerDeadError) or did not come
             (WaitTimeoutError), or the ranks made different calls (MismatchError). The group is of no use after it.
+
+    Example:
+        >>> all_reduce(torch.full((2,), rank + 1.0), "sum", group)
+        AsyncCollectiveTensor(tensor([3., 3.]))
     """
     if is_dynamo_compiling():
         return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag)))
-    entry = _ready(group if type(group) is str else id(group)) if not tag else None
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None:
-            started = ALL_REDUCE.begin(self, reduceOp, entry.name)
+        if state is not None and state.fast_path:
+            started = ALL_REDUCE.begin(self, reduceOp, state.op_name)
             if started is not None:
                 return started
-        entry = entry or find(group, tag)
-        check_reduction(reduceOp)
-        meet(entry, self)
-        return ALL_REDUCE.call(entry, self, reduceOp, entry.name)
+        return ALL_REDUCE.start(state or find(group, tag), self, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -165,6 +185,10 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
     Raises:
         IndexError: There is no such dim; nothing was sent.
         ValueError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_gather_tensor(torch.tensor([rank, rank]), 0, group)
+        AsyncCollectiveTensor(tensor([0, 0, 1, 1]))
     """
     dim = 0 if gather_dim == 0 else check_dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
     if is_dynamo_compiling():
@@ -172,20 +196,18 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         size = traced_size(name)
         traced = _traced(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
         return joined_at(traced, size, dim)
-    entry = _ready(group if type(group) is str else id(group)) if not tag else None
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         gathered: torch.Tensor | None = None
-        if entry is not None and entry.core is not None:
-            gathered = ALL_GATHER.begin(self, entry.size, entry.name)
-        else:
-            entry = entry or find(group, tag)
+        if state is not None and state.fast_path:
+            gathered = ALL_GATHER.begin(self, state.size, state.op_name)
         if gathered is None:
-            meet(entry, self)
-            gathered = ALL_GATHER.call(entry, self, entry.size, entry.name)
-        if dim == 0:
+            state = state or find(group, tag)
+            gathered = ALL_GATHER.start(state, self)
+        if dim == 0 or state is None:
             return gathered
-        recorder = _recording.on(entry.name)
-        return joined_at(gathered, entry.size, dim) if recorder is None else recorder.joined(gathered, dim)
+        recorder = _recording.recorder_on(state)
+        return joined_at(gathered, state.size, dim) if recorder is None else recorder.joined(gathered, dim)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -216,6 +238,10 @@ def reduce_scatter_tensor(
         AssertionError: The size is no multiple; nothing was sent.
         IndexError: There is no such dim; nothing was sent.
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> reduce_scatter_tensor(torch.arange(4), "sum", 0, group)  # on rank 1
+        AsyncCollectiveTensor(tensor([4, 6]))
     """
     dim = check_dim("reduce_scatter_tensor", "scatter_dim", scatter_dim, self.dim())
     if is_dynamo_compiling():
@@ -223,17 +249,15 @@ def reduce_scatter_tensor(
         size = traced_size(name)
         parts = parts_first(self, size, dim)
         return _traced(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
-    entry = _ready(group if type(group) is str else id(group)) if not tag else None
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        entry = entry or find(group, tag)
-        parts = parts_first(self, entry.size, dim)
-        if entry.core is not None:
-            started = REDUCE_SCATTER.begin(parts, reduceOp, entry.size, entry.name)
+        state = state or find(group, tag)
+        parts = parts_first(self, state.size, dim)
+        if state.fast_path:
+            started = REDUCE_SCATTER.begin(parts, reduceOp, state.size, state.op_name)
             if started is not None:
                 return started
-        check_reduction(reduceOp)
-        meet(entry, parts)
-        return REDUCE_SCATTER.call(entry, parts, reduceOp, entry.size, entry.name)
+        return REDUCE_SCATTER.start(state, parts, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -269,10 +293,15 @@ def all_gather_v(
     """
     dim = check_dim("all_gather_v", "gather_dim", gather_dim, self.dim())
     rows = self if dim == 0 else self.movedim(dim, 0)
+    counts = _split_sizes("sizes", sizes)
     if is_dynamo_compiling():
-        whole = _traced(torch.ops.phalanx.all_gather_v(rows, sizes, traced_name(group, tag)))
+        whole = _traced(torch.ops.phalanx.all_gather_v(rows, counts, traced_name(group, tag)))
     else:
-        whole = _of_sizes(ALL_GATHER_V, group, tag, rows, sizes)
+        state = _ready(group if type(group) is str else id(group)) if not tag else None
+        try:
+            whole = _uneven(ALL_GATHER_V, state or find(group, tag), rows, counts)
+        except (RuntimeError, ValueError) as error:
+            fail(error)
     return whole if dim == 0 else wait_tensor(whole).movedim(0, dim).contiguous()
 
 
@@ -311,42 +340,20 @@ def reduce_scatter_v(
     """
     dim = check_dim("reduce_scatter_v", "scatter_dim", scatter_dim, self.dim())
     rows = self if dim == 0 else self.movedim(dim, 0)
+    counts = _split_sizes("sizes", sizes)
     if is_dynamo_compiling():
         name = traced_name(group, tag)
-        own = sizes[own_rank(name)[0]]
-        part = _traced(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), sizes, own, name))
+        own = counts[own_rank(name)[0]]
+        part = _traced(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), counts, own, name))
     else:
-        check_reduction(reduceOp)
-        part = _of_sizes(REDUCE_SCATTER_V, group, tag, rows, sizes, reduceOp)
+        state = _ready(group if type(group) is str else id(group)) if not tag else None
+        try:
+            state = state or find(group, tag)
+            own = counts[state.group_rank] if state.group_rank < len(counts) else 0
+            part = _uneven(REDUCE_SCATTER_V, state, rows, reduceOp, counts, own)
+        except (RuntimeError, ValueError) as error:
+            fail(error)
     return part if dim == 0 else wait_tensor(part).movedim(0, dim).contiguous()
-
-
-def _of_sizes(
-    op: _Op, group: GroupLike, tag: str, tensor: torch.Tensor, sizes: list[int], *reduction: str
-) -> torch.Tensor:
-    """Start all_gather_v or reduce_scatter_v on rows of dim 0, checked."""
-    counts = _split_sizes("sizes", sizes)
-    entry = _ready(group if type(group) is str else id(group)) if not tag else None
-    try:
-        entry = entry or find(group, tag)
-        if len(counts) != entry.size:
-            raise ValueError(f"{op.name}: sizes has {len(counts)} entries, but the group has {entry.size} ranks")
-        if any(count < 0 for count in counts):
-            raise ValueError(f"{op.name}: sizes has a negative entry: {counts}")
-        own, rows = counts[entry.group_rank], tensor.size(0)
-        if reduction and sum(counts) != rows:
-            raise ValueError(f"{op.name}: sizes add up to {sum(counts)}, but the dim of the tensor has size {rows}")
-        if not reduction and own != rows:
-            raise ValueError(f"{op.name}: sizes has {own} for this rank, but the dim of the tensor has size {rows}")
-        args: tuple[Any, ...] = (*reduction, counts, *((own,) if reduction else ()), entry.name)
-        if entry.core is not None:
-            started = op.begin(tensor, *args)
-            if started is not None:
-                return started
-        meet(entry, tensor)
-        return op.call(entry, tensor, *args)
-    except (RuntimeError, ValueError) as error:
-        fail(error)
 
 
 def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> torch.Tensor:
@@ -366,19 +373,20 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
     Raises:
         ValueError: No such rank in the group, or not a group of this rank; nothing was sent.
         PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> broadcast(torch.tensor([rank]), 1, group)
+        AsyncCollectiveTensor(tensor([1]))
     """
     if is_dynamo_compiling():
         return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag)))
-    entry = _ready(group if type(group) is str else id(group)) if not tag else None
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None:
-            started = BROADCAST.begin(self, src, entry.name)
+        if state is not None and state.fast_path:
+            started = BROADCAST.begin(self, src, state.op_name)
             if started is not None:
                 return started
-        entry = entry or find(group, tag)
-        _check_source("broadcast", src, entry)
-        meet(entry, self)
-        return BROADCAST.call(entry, self, src, entry.name)
+        return BROADCAST.start(state or find(group, tag), self, src)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -409,6 +417,10 @@ def all_to_all_single(
         ValueError: The splits do not fit the tensor or the group; nothing was sent.
         MismatchError: Ranks disagree about how many rows go from one to the other.
         PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_to_all_single(torch.tensor([10 * rank, 10 * rank + 1]), [1, 1], [1, 1], group)  # on rank 0
+        AsyncCollectiveTensor(tensor([ 0, 10]))
     """
     output_rows = _split_sizes("output_split_sizes", output_split_sizes)
     input_rows = _split_sizes("input_split_sizes", input_split_sizes)
@@ -419,16 +431,13 @@ def all_to_all_single(
     if is_dynamo_compiling():
         name = traced_name(group, tag)
         return _traced(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
-    entry = _ready(group if type(group) is str else id(group)) if not tag else None
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None:
-            started = ALL_TO_ALL.begin(self, output_rows, input_rows, entry.name)
+        if state is not None and state.fast_path:
+            started = ALL_TO_ALL.begin(self, output_rows, input_rows, state.op_name)
             if started is not None:
                 return started
-        entry = entry or find(group, tag)
-        _check_splits(self, output_rows, input_rows, entry)
-        meet(entry, self)
-        return ALL_TO_ALL.call(entry, self, output_rows, input_rows, entry.name)
+        return ALL_TO_ALL.start(state or find(group, tag), self, output_rows, input_rows)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -447,6 +456,10 @@ def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
     Raises:
         PhalanxError: The collective failed.
+
+    Example:
+        >>> wait_tensor(all_reduce(torch.ones(2), "sum", group))
+        tensor([2., 2.])
     """
     if is_dynamo_compiling():
         return _traced(tensor)
@@ -473,14 +486,21 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
 
     Raises:
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> x = torch.ones(2)
+        >>> all_reduce_(x, "sum", group) is x
+        True
+        >>> x
+        tensor([2., 2.])
     """
     if is_dynamo_compiling():
         return self.copy_(all_reduce(self, reduceOp, group, tag))
-    entry = _ready(group if type(group) is str else id(group)) if not tag else None
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None and _ALL_REDUCE_.run(self, reduceOp, entry.name) is not None:
+        if state is not None and state.fast_path and _ALL_REDUCE_.run(self, reduceOp, state.op_name) is not None:
             return self
-        return _in_place("all_reduce_", self, group, tag, reduceOp)
+        return _ALL_REDUCE_.start(state or find(group, tag), self, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -497,14 +517,18 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
 
     Raises:
         ValueError, RuntimeError, PhalanxError: As for `broadcast`.
+
+    Example:
+        >>> broadcast_(torch.tensor([rank]), 1, group)
+        tensor([1])
     """
     if is_dynamo_compiling():
         return self.copy_(broadcast(self, src, group, tag))
-    entry = _ready(group if type(group) is str else id(group)) if not tag else None
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        if entry is not None and entry.core is not None and _BROADCAST_.run(self, src, entry.name) is not None:
+        if state is not None and state.fast_path and _BROADCAST_.run(self, src, state.op_name) is not None:
             return self
-        return _in_place("broadcast_", self, group, tag, src)
+        return _BROADCAST_.start(state or find(group, tag), self, src)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -521,30 +545,11 @@ def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
     return tensor.trigger_wait().detach()
 
 
-def _in_place(name: str, tensor: torch.Tensor, group: GroupLike, tag: str, argument: Any) -> torch.Tensor:
-    """Where the short road is closed."""
-    target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
-    entry = find(group, tag)
-    if name == "broadcast_":
-        _check_source(name, argument, entry)
-    else:
-        check_reduction(argument)
-    meet(entry, target)
-    recorder = _recording.on(entry.name)
-    if recorder is not None and not is_tracing():
-        recorder.write(_OUT_OF_PLACE[name], target, argument)
-        return tensor
-    getattr(torch.ops.phalanx, name)(target, argument, entry.name)
-    torch.ops.phalanx.wait_tensor(target)
-    return tensor
-
-
-def _check_source(operation: str, src: int, entry: Entry) -> None:
-    if not 0 <= src < entry.size:
-        raise ValueError(
-            f"{operation} on group '{entry.name}': src is {src}; it must be a rank within the group, 0 to "
-            f"{entry.size - 1}"
-        )
+def _uneven(operation: Operation, group: GroupState, rows: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Start a collective of uneven parts, whose arguments the kernel takes for checked."""
+    operation.collective.check(group, rows, *args)
+    started = operation.begin(rows, *args, group.op_name) if group.fast_path else None
+    return operation.start(group, rows, *args) if started is None else started
 
 
 def _split_sizes(name: str, sizes: list[int] | None) -> list[int]:
@@ -553,22 +558,3 @@ def _split_sizes(name: str, sizes: list[int] | None) -> list[int]:
     if not all(isinstance(size, (int, SymInt)) for size in sizes):
         raise AssertionError(f"All {name} must be int or SymInt, got {sizes}")
     return list(sizes)
-
-
-def _check_splits(tensor: torch.Tensor, output_rows: list[int], input_rows: list[int], entry: Entry) -> None:
-    operation = f"all_to_all_single on group '{entry.name}'"
-    if tensor.dim() == 0:
-        raise ValueError(f"{operation}: the tensor has no dims, so there is none to split; give it at least one")
-    if not output_rows and not input_rows:
-        _ops.even(tensor.size(0), entry.size)
-        return
-    for name, rows in (("output_split_sizes", output_rows), ("input_split_sizes", input_rows)):
-        if len(rows) != entry.size:
-            raise ValueError(f"{operation}: {name} has {len(rows)} entries, but the group has {entry.size} ranks")
-        if any(size < 0 for size in rows):
-            raise ValueError(f"{operation}: {name} has a negative entry: {rows}")
-    if sum(input_rows) != tensor.size(0):
-        raise ValueError(
-            f"{operation}: input_split_sizes add up to {sum(input_rows)}, but dim 0 of the tensor has size "
-            f"{tensor.size(0)}"
-        )

@@ -1,23 +1,19 @@
 """Messages between two ranks: isend, irecv and batches of them, as torch.distributed has them."""
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
-from phalanx.collectives import _calls, _p2p_streams, _recording
-from phalanx.collectives._entry import Entry
+from phalanx.collectives import _call_rows, _p2p_streams, _recording
 from phalanx.collectives._errors import fail
-from phalanx.collectives._groups import GroupLike, find, meet
-from phalanx.collectives._later import source_of
-from phalanx.collectives._torch_compat import group_named
-from phalanx.collectives._works import CoreWork
-from phalanx.collectives.profiling import shown
-from phalanx.core import ANY_RANK, ffi, lib
+from phalanx.collectives._group_state import GroupState
+from phalanx.collectives._process_group import GroupLike, ensure_initialized, find
+from phalanx.collectives._transport import CoreTransport, Message, transport_for
+from phalanx.collectives._work import source_of
+from phalanx.core import ANY_RANK
 
 _MOST_TAG = 2**32 - 1
 
@@ -48,6 +44,12 @@ def isend(
     Raises:
         ValueError: No such rank or tag, or not a group of this rank; nothing was sent.
         PhalanxError: From here or from `wait`: as for `all_reduce`.
+
+    Example:
+        >>> work = isend(torch.tensor([rank]), 1 - rank)
+        >>> received = torch.empty(1, dtype=torch.int64)
+        >>> recv(received, 1 - rank) == 1 - rank and work.wait()
+        True
     """
     try:
         return _started(_checked(True, tensor, dst, group, tag, group_dst))
@@ -80,6 +82,13 @@ def irecv(
         ValueError: No such rank or tag, the tensor is not contiguous, or not a group of this rank.
         PhalanxError: From here or from `wait`: as for `all_reduce`; MismatchError where the sender's dtype or number of
             elements differs.
+
+    Example:
+        >>> received = torch.empty(1)
+        >>> work = irecv(received, 1 - rank)
+        >>> send(torch.ones(1), 1 - rank)
+        >>> work.wait() and received
+        tensor([1.])
     """
     try:
         return _started(_checked(False, tensor, src, group, tag, group_src))
@@ -101,6 +110,15 @@ def send(
 
     Raises:
         ValueError, PhalanxError: As for `isend`.
+
+    Example:
+        >>> received = torch.empty(1)
+        >>> if rank == 0:
+        ...     send(torch.ones(1), 1)
+        ... else:
+        ...     sender = recv(received, 0)
+        >>> received  # on rank 1
+        tensor([1.])
     """
     isend(tensor, dst, group, tag, group_dst).wait()
 
@@ -122,13 +140,21 @@ def recv(
 
     Raises:
         ValueError, PhalanxError: As for `irecv`.
+
+    Example:
+        >>> received = torch.empty(1)
+        >>> if rank == 0:
+        ...     send(torch.ones(1), 1, tag=7)
+        ... else:
+        ...     print(recv(received, tag=7))  # who has sent it, on rank 1
+        0
     """
     message = _checked(False, tensor, src, group, tag, group_src)
     try:
         work = _started(message)
         work.wait()
         if message.peer != ANY_RANK:
-            return message.entry.ranks[message.peer]
+            return message.state.ranks[message.peer]
         return source_of(work)
     except (RuntimeError, ValueError) as error:
         fail(error)
@@ -145,6 +171,10 @@ class P2POp:
 
     Raises:
         ValueError: It is neither of these.
+
+    Example:
+        >>> P2POp(isend, torch.ones(2), peer=1)
+        P2POp(isend, [2] of torch.float32, peer=1, tag=0)
     """
 
     def __init__(
@@ -187,12 +217,18 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     Raises:
         ValueError: An argument is wrong, which is found before anything is sent.
         PhalanxError: As for `isend` and `irecv`.
+
+    Example:
+        >>> received = torch.empty(1)
+        >>> ops = [P2POp(isend, torch.ones(1), 1 - rank), P2POp(irecv, received, 1 - rank)]
+        >>> all(work.wait() for work in batch_isend_irecv(ops)) and received
+        tensor([1.])
     """
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, (P2POp, dist.P2POp)) for op in p2p_op_list):
         raise ValueError("batch_isend_irecv takes a list of P2POp")
     try:
         messages = [_of(op) for op in p2p_op_list]
-        if any(message.entry is not messages[0].entry for message in messages):
+        if any(message.state is not messages[0].state for message in messages):
             raise ValueError("batch_isend_irecv: all messages of a batch must be on one group")
         return _all_started(messages)
     except (RuntimeError, ValueError) as error:
@@ -202,77 +238,17 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
 # ---- parts of them ---------------------------------------------------------------------------------------------------
 
 
-class Message(NamedTuple):
-    """A message whose arguments were checked.
-
-    Attributes:
-        sends: Or receives.
-        tensor: An ordinary tensor, contiguous where it is written.
-        peer: The other rank within the group, or ANY_RANK.
-        tag: Tells messages apart.
-        entry: The group.
-    """
-
-    sends: bool
-    tensor: torch.Tensor
-    peer: int
-    tag: int
-    entry: Entry
-
-    def memory(self) -> torch.Tensor | None:
-        """What the core reads or writes; None if torch.distributed sends or receives it."""
-        if self.entry.core is None:
-            return None
-        memory = _calls.memory_of(self.tensor, self.entry.on_gpus)
-        return memory.contiguous() if memory is not None and self.sends else memory
-
-    def start(self) -> Work:
-        """Send or receive it, and return at once."""
-        memory = self.memory()
-        if memory is None or self.entry.core is None:
-            return self._through_torch()
-        if memory.is_cuda:
-            return _p2p_streams.put(self.entry, [self.on_stream(memory)], (self.sends, self.peer))[0]
-        code, lanes, _ = _calls.element_type(memory.dtype)
-        function = lib.phx_send if self.sends else lib.phx_recv
-        arguments = (memory.data_ptr(), memory.numel() * lanes, code, self.peer, self.tag, ffi.NULL)
-        address, *others = arguments
-        begin = partial(function, self.entry.core.pointer, ffi.cast("void *", address), *others)
-        title = "send" if self.sends else "recv"
-        core = self.entry.core
-        with shown(title, [memory], [memory], core, name=self.entry.name, peer=self.peer, message=True):
-            work = CoreWork(begin, (memory,), self.entry.ranks, is_message=True)
-        if not self.sends and not memory.is_inference():
-            increment_version(memory)
-        return work
-
-    def on_stream(self, memory: torch.Tensor) -> _p2p_streams.Row:
-        """It, for a stream."""
-        return _p2p_streams.Row(self.sends, memory, self.peer, self.tag)
-
-    def _through_torch(self) -> Work:
-        group = group_named(self.entry.name)
-        if self.sends:
-            work = dist.isend(self.tensor.contiguous(), group=group, tag=self.tag, group_dst=self.peer)
-        elif self.peer == ANY_RANK:
-            work = dist.irecv(self.tensor, group=group, tag=self.tag)
-        else:
-            work = dist.irecv(self.tensor, group=group, tag=self.tag, group_src=self.peer)
-        assert work is not None
-        return work
-
-
 def _checked(
     sends: bool, tensor: torch.Tensor, rank: int | None, group: GroupLike, tag: int, group_rank: int | None
 ) -> Message:
     operation, peer_name = ("isend", "dst") if sends else ("irecv", "src")
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{operation} takes a torch.Tensor, not {type(tensor).__name__}")
-    entry = find(group)
-    where = f"{operation} on group '{entry.name}'"
+    state = find(group)
+    where = f"{operation} on group '{state.name}'"
     if type(tag) is not int or not 0 <= tag <= _MOST_TAG:
         raise ValueError(f"{where}: tag is {tag!r}; it must be an int from 0 to {_MOST_TAG}")
-    plain = _calls.waited(tensor).detach()
+    plain = _call_rows.waited(tensor).detach()
     if not sends and not plain.is_contiguous():
         raise ValueError(
             f"{where}: the tensor has shape {list(plain.shape)} and strides {list(plain.stride())}; receive into a "
@@ -282,19 +258,19 @@ def _checked(
         raise ValueError(f"{where}: {peer_name} and group_{peer_name} are both given; give one of them")
     if rank is None and group_rank is None and sends:
         raise ValueError(f"{where}: {peer_name} is missing; give the receiver's rank")
-    return Message(sends, plain, _peer(where, entry, peer_name, rank, group_rank), tag, entry)
+    return Message(sends, plain, _peer(where, state, peer_name, rank, group_rank), tag, state)
 
 
-def _peer(where: str, entry: Entry, name: str, rank: int | None, group_rank: int | None) -> int:
+def _peer(where: str, state: GroupState, name: str, rank: int | None, group_rank: int | None) -> int:
     if rank is None and group_rank is None:
         return ANY_RANK
     if group_rank is not None:
-        if type(group_rank) is not int or not 0 <= group_rank < entry.size:
-            raise ValueError(f"{where}: group_{name} is {group_rank!r}; it must be from 0 to {entry.size - 1}")
+        if type(group_rank) is not int or not 0 <= group_rank < state.size:
+            raise ValueError(f"{where}: group_{name} is {group_rank!r}; it must be from 0 to {state.size - 1}")
         return group_rank
-    if rank not in entry.ranks:
-        raise ValueError(f"{where}: {name} is {rank!r}, which is not in the group: its ranks are {list(entry.ranks)}")
-    return entry.ranks.index(rank)
+    if rank not in state.ranks:
+        raise ValueError(f"{where}: {name} is {rank!r}, which is not in the group: its ranks are {list(state.ranks)}")
+    return state.ranks.index(rank)
 
 
 def _of(op: Any) -> Message:
@@ -305,19 +281,25 @@ def _of(op: Any) -> Message:
 
 def _started(message: Message) -> Work:
     """Start it; inside a coalescing manager of the group, later."""
-    meet(message.entry, message.tensor)
-    recorder = _recording.on(message.entry.name)
-    return message.start() if recorder is None else recorder.post(message.start)
+    ensure_initialized(message.state, message.tensor)
+    recorder = _recording.recorder_on(message.state)
+    if recorder is None:
+        return transport_for(message.state, message.tensor, by_address=True).post(message)
+    posted: Work = recorder.post(message)
+    return posted
 
 
 def _all_started(messages: list[Message]) -> list[Work]:
-    """Those of GPUs as one."""
-    if len(messages) < 2 or _recording.on(messages[0].entry.name) is not None:
+    """Start them; what the core moves on GPUs, as one."""
+    if len(messages) < 2 or _recording.recorder_on(messages[0].state) is not None:
         return [_started(message) for message in messages]
     for message in messages:
-        meet(message.entry, message.tensor)
-    memories = [message.memory() if message.tensor.is_cuda else None for message in messages]
-    chosen = [i for i, memory in enumerate(memories) if memory is not None]
-    rows = [messages[i].on_stream(memory) for i in chosen if (memory := memories[i]) is not None]
-    on_streams = dict(zip(chosen, _p2p_streams.put(messages[0].entry, rows, "batch"), strict=True))
-    return [on_streams[i] if i in on_streams else message.start() for i, message in enumerate(messages)]
+        ensure_initialized(message.state, message.tensor)
+    transports = [transport_for(message.state, message.tensor, by_address=True) for message in messages]
+    rows = {
+        i: transport.row(messages[i])
+        for i, transport in enumerate(transports)
+        if isinstance(transport, CoreTransport) and messages[i].tensor.is_cuda
+    }
+    on_streams = dict(zip(rows, _p2p_streams.put(messages[0].state, list(rows.values()), "batch"), strict=True))
+    return [on_streams[i] if i in on_streams else transports[i].post(message) for i, message in enumerate(messages)]

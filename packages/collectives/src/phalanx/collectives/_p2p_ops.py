@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 
 from phalanx.collectives import _p2p, _torch_compat
-from phalanx.collectives._async_tensor import wrap
-from phalanx.collectives._groups import GroupLike, find, traced_name
-from phalanx.collectives._later import Together
-from phalanx.collectives._registry import entry_named
+from phalanx.collectives._async_tensor import WaitHandle, wrap
+from phalanx.collectives._process_group import GroupLike, find, traced_name
+from phalanx.collectives._registry import state_named
 from phalanx.collectives._torch_compat import constant_in_graphs, is_dynamo_compiling, is_tracing
-from phalanx.collectives._works import CoreWork
+from phalanx.collectives._work import CoreWork
 
 _ISEND = "isend(Tensor tensor, int dst, int tag, str group_name) -> Tensor"
 _IRECV = "irecv(Tensor tensor, int src, int tag, str group_name) -> Tensor"
@@ -136,6 +135,11 @@ def isend_inplace(
 
     Raises:
         ValueError, PhalanxError: As for `isend`.
+
+    Example:
+        >>> sent = isend_inplace(torch.ones(1), 1 - rank)
+        >>> irecv_inplace(torch.empty(1), 1 - rank) + 0
+        tensor([1.])
     """
     if is_dynamo_compiling() or is_tracing():
         name = _name(group)
@@ -161,6 +165,11 @@ def irecv_inplace(
 
     Raises:
         ValueError, PhalanxError: As for `irecv`.
+
+    Example:
+        >>> sent = isend_inplace(torch.ones(1), 1 - rank)
+        >>> irecv_inplace(torch.empty(1), 1 - rank)
+        AsyncCollectiveTensor(tensor([1.]))
     """
     if is_dynamo_compiling() or is_tracing():
         name = _name(group)
@@ -195,6 +204,11 @@ def batch_p2p_ops_inplace(
 
     Raises:
         ValueError, PhalanxError: As for `batch_isend_irecv`.
+
+    Example:
+        >>> given = [torch.ones(1), torch.empty(1)]
+        >>> batch_p2p_ops_inplace(["isend", "irecv"], [1 - rank] * 2, [0, 0], given)[1]
+        AsyncCollectiveTensor(tensor([1.]))
     """
     if is_dynamo_compiling() or is_tracing():
         name = _name(group_name or None)
@@ -214,7 +228,7 @@ def batch_p2p_ops_inplace(
 
 def _wrapped(tensor: torch.Tensor, work: Any) -> torch.Tensor:
     result = wrap(tensor.detach())
-    result._state = Together.of(work.wait)
+    result._state = WaitHandle.of(work.wait)
     return result
 
 
@@ -242,4 +256,4 @@ def _global(name: str, what: str, rank: int | None, group_rank: int) -> int:
 
 @constant_in_graphs
 def _global_rank(name: str, group_rank: int) -> int:
-    return entry_named(name).ranks[group_rank]
+    return state_named(name).ranks[group_rank]

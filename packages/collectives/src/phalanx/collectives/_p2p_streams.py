@@ -7,10 +7,10 @@ import torch
 from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
-from phalanx.collectives import _calls
-from phalanx.collectives._entry import Entry
-from phalanx.collectives._streams import options_on
-from phalanx.collectives._works import StreamWork
+from phalanx.collectives import _call_rows
+from phalanx.collectives._cuda import options_on
+from phalanx.collectives._group_state import GroupState
+from phalanx.collectives._work import StreamWork
 from phalanx.core import check, ffi, lib
 
 
@@ -30,11 +30,11 @@ class Row(NamedTuple):
     tag: int
 
 
-def put(entry: Entry, rows: Sequence[Row], which: Hashable) -> list[Work]:
+def put(state: GroupState, rows: Sequence[Row], which: Hashable) -> list[Work]:
     """Send and receive them as one, after what is on the current stream, and return at once.
 
     Args:
-        entry: A group whose GPUs the core serves.
+        state: A group whose GPUs the core serves.
         rows: All on one GPU; may be none.
         which: On which stream: the same one for the same value.
 
@@ -47,15 +47,15 @@ def put(entry: Entry, rows: Sequence[Row], which: Hashable) -> list[Work]:
     """
     if not rows:
         return []
-    assert entry.core is not None
+    assert state.core is not None
     device = rows[0].memory.device
     for row in rows:
         if row.memory.device != device:
             raise ValueError(f"messages on {device} and {row.memory.device} in one batch; all must be on the same GPU")
     listed = ffi.new("phx_message[]", [_fields(row) for row in rows])
-    with entry.beside.stream(device, which) as stream:
+    with state.side_streams.stream(device, which) as stream:
         options, _gpu = options_on(device)
-        check(lib.phx_messages(entry.core.pointer, listed, len(rows), options))
+        check(lib.phx_messages(state.core.pointer, listed, len(rows), options))
         for row in rows:
             row.memory.record_stream(stream)  # whoever drops it
             if not row.sends and not row.memory.is_inference():
@@ -64,7 +64,7 @@ def put(entry: Entry, rows: Sequence[Row], which: Hashable) -> list[Work]:
 
 
 def _fields(row: Row) -> tuple[object, ...]:
-    code, lanes, _ = _calls.element_type(row.memory.dtype)
+    code, lanes, _ = _call_rows.element_type(row.memory.dtype)
     kind = lib.PHX_MESSAGE_SEND if row.sends else lib.PHX_MESSAGE_RECV
     address = ffi.cast("void *", row.memory.data_ptr())
     return (ffi.sizeof("phx_message"), kind, address, row.memory.numel() * lanes, code, row.peer, row.tag, 0)

@@ -4,9 +4,7 @@ Whatever the core can take with others becomes a row of one phx_coalesced. The r
 torch.distributed serves, and all_to_all_single with uneven splits.
 """
 
-import threading
 from collections.abc import Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -15,18 +13,16 @@ from torch.autograd import Function
 from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
-from phalanx.collectives import _calls, _ops
-from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wait_plain, wrap
-from phalanx.collectives._entry import Entry
-from phalanx.collectives._later import LaterWork, Together
+from phalanx.collectives import _call_rows, _library
+from phalanx.collectives._async_tensor import AsyncCollectiveTensor, WaitHandle, start, wait_plain, wrap
+from phalanx.collectives._cuda import options_on
+from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import joined_at, parts_first
-from phalanx.collectives._streams import options_on
-from phalanx.collectives._works import CoreWork, StreamWork
+from phalanx.collectives._op_table import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
+from phalanx.collectives._transport import Message, transport_for
+from phalanx.collectives._work import CompositeWork, CoreWork, DeferredWork, StreamWork
 from phalanx.collectives.profiling import shown
 from phalanx.core import Group, RevokedError, check, ffi, lib
-
-_OPEN, _ISSUED, _DONE, _DROPPED = "open", "issued", "done", "dropped"
-_ALL_REDUCE = _calls.KINDS["all_reduce"]
 
 # What a call reads and writes; and, from when it was called, the version of what it reads, if that has one, and where
 # the two are, if they have memory.
@@ -62,20 +58,18 @@ class Recorder:
     """The calls of one body on one group.
 
     Args:
-        entry: The group.
+        group: The group.
 
     Attributes:
-        entry: The group.
-        works: What was started in the core, and of messages.
+        group: The group.
+        work: The work of all of them.
     """
 
-    def __init__(self, entry: Entry) -> None:
-        self.entry = entry
-        self.works: list[Work] = []
-        self._state = _OPEN
-        self._error: BaseException | None = None
-        self._lock = threading.RLock()
-        self._together: Together | None = None
+    def __init__(self, group: GroupState) -> None:
+        self.group = group
+        self.work = CompositeWork(group.name)
+        self._works: list[Work] = []
+        self._handle: WaitHandle | None = None
         self._rows: list[int] = []
         self._rows_on: dict[torch.device, list[int]] = {}  # of calls on GPUs
         # Of a broadcast from here: its call, the rows and its own one, and where its source is.
@@ -85,32 +79,32 @@ class Recorder:
         self._written: list[torch.Tensor] = []
         self._results: list[AsyncCollectiveTensor] = []
         self._singles: list[Callable[[], Callable[[], None]]] = []  # each starts one, and gives what ends it
-        self._messages: list[LaterWork] = []
+        self._messages: list[DeferredWork] = []
         self._before: list[Callable[[], Any]] = []
         self._after: list[Callable[[], Any]] = []
 
     # ---- in the body -------------------------------------------------------------------------------------------------
 
-    def record(self, op: Any, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    def record(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         """Record a functional collective.
 
         Args:
-            op: The _Op of it.
-            tensor, args: Its arguments, checked.
+            collective: Its record.
+            tensor, args: Its arguments but the group, checked.
 
         Returns:
             Its result, of no use before the body is left.
         """
-        source = _calls.waited(tensor)
-        out: torch.Tensor = _ops._FAKES[op.name](source, *args)
-        self._add(op, source, out, args)
+        source = _call_rows.waited(tensor)
+        out: torch.Tensor = collective.result(source, *args)
+        self._add(collective, source, out, args)
         return self._pending(out)
 
-    def write(self, op: Any, target: torch.Tensor, argument: Any) -> None:
+    def write(self, collective: Collective, target: torch.Tensor, argument: Any) -> None:
         """Record a collective in place.
 
         Args:
-            op: The _Op that does the same out of place.
+            collective: Its record.
             target: What it reads and writes.
             argument: Its other argument, checked.
 
@@ -119,29 +113,29 @@ class Recorder:
         """
         if target.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                f"{op.name}_ writes into its argument, which has no gradient; use {op.name}, or call it with "
-                "torch.no_grad() or on a detached tensor"
+                f"{collective.name}_ writes into its argument, which has no gradient; use {collective.name}, or call "
+                "it with torch.no_grad() or on a detached tensor"
             )
-        self.write_into(op, target, target, argument, self.entry.name)
+        self.write_into(collective, target, target, argument)
 
-    def write_into(self, op: Any, out: torch.Tensor, tensor: torch.Tensor, *args: Any) -> None:
+    def write_into(self, collective: Collective, out: torch.Tensor, tensor: torch.Tensor, *args: Any) -> None:
         """Record a collective whose result goes into a tensor of the caller.
 
         Args:
-            op: The _Op that makes a new one.
+            collective: Its record.
             out: Has as many elements as the result, in the same order; its shape does not matter.
-            tensor, args: The op's arguments, checked.
+            tensor, args: Its arguments but the group, checked.
         """
-        if self._quick(op.name, tensor, out, args):
+        if self._quick(collective, tensor, out, args):
             self._written.append(out)
             return
-        source, target = _calls.waited(tensor), _calls.waited(out)
-        memory = _calls.memory_of(target, self.entry.on_gpus) if self.entry.core is not None else None
+        source, target = _call_rows.waited(tensor), _call_rows.waited(out)
+        memory = _call_rows.memory_of(target, self.group.on_gpus) if self.group.core is not None else None
         if memory is not None and memory.is_contiguous() and memory.data_ptr() == target.data_ptr():
-            self._add(op, source, memory, args)
+            self._add(collective, source, memory, args)
         else:
-            made = _ops._FAKES[op.name](source, *args)
-            self._add(op, source, made, args)
+            made = collective.result(source, *args)
+            self._add(collective, source, made, args)
             self._calls[-1] = _call(source, target)
             self._kept.append(made)
             self._after.append(lambda: target.copy_(made.view(target.shape)))
@@ -156,7 +150,7 @@ class Recorder:
     def _joined(self, gathered: torch.Tensor, dim: int) -> torch.Tensor:
         if not isinstance(gathered, AsyncCollectiveTensor):
             raise TypeError(f"all_gather_tensor: a result was expected that is recorded, not {type(gathered).__name__}")
-        whole, size = gathered.elem, self.entry.size
+        whole, size = gathered.elem, self.group.size
         shape = list(whole.shape)
         shape[0] //= size
         shape[dim] *= size
@@ -171,35 +165,32 @@ class Recorder:
         self._calls.append(_call(out, out))
         self._written.append(out)
 
-    def post(self, start: Callable[[], Work]) -> Work:
-        """Record a message.
-
-        Args:
-            start: Sends or receives it, and gives its work.
-        """
-        work = LaterWork(start, self.settle)
+    def post(self, message: Message) -> Work:
+        """Record a message."""
+        transport = transport_for(message.state, message.tensor, by_address=True)
+        work = DeferredWork(partial(transport.post, message), self.work.refuse_until_issued)
         self._messages.append(work)
         return work
 
     def _pending(self, out: torch.Tensor) -> AsyncCollectiveTensor:
-        if self._together is None:
-            self._together = Together.of(self.settle)
+        if self._handle is None:
+            self._handle = WaitHandle.of(self.work.wait)
         result = start(out) if out.is_cpu else wrap(out)
-        result._state = self._together
+        result._state = self._handle
         self._results.append(result)
         return result
 
-    def _add(self, op: Any, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> None:
-        if self.entry.core is not None:
-            memory = _calls.memory_of(source, self.entry.on_gpus)
-            if memory is not None and op.name in _calls.KINDS and not (op.name == "all_to_all_single" and args[0]):
+    def _add(self, collective: Collective, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> None:
+        if self.group.core is not None and collective.kind >= 0:
+            memory = _call_rows.memory_of(source, self.group.on_gpus)
+            if memory is not None and not (collective is ALL_TO_ALL and args[0]):
                 rows = self._rows if memory.is_cpu else self._rows_on.setdefault(memory.device, [])
-                self._add_row(rows, op.name, memory, out, args)
+                self._add_row(rows, collective, memory, out, args)
                 self._calls.append(_call(source, out))
                 return
 
         def begin() -> Callable[[], None]:
-            started = op.started(self.entry, source, *args)
+            started = transport_for(self.group, source).start(collective, source, *args)
 
             def end() -> None:
                 out.copy_(torch.ops.phalanx.wait_tensor(started).view(out.shape))
@@ -209,63 +200,63 @@ class Recorder:
         self._singles.append(begin)
         self._calls.append(_call(source, out))
 
-    def _quick(self, name: str, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> bool:
+    def _quick(self, collective: Collective, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]) -> bool:
         """As `_add` into a plain tensor of the caller, for what is plain itself: no more than it takes."""
-        code = _calls.PLAIN_CODES.get(source.dtype)
-        if code is None or self.entry.core is None or type(source) is not torch.Tensor or not source.is_contiguous():
+        code = _call_rows.PLAIN_CODES.get(source.dtype)
+        if code is None or self.group.core is None or type(source) is not torch.Tensor or not source.is_contiguous():
             return False
         reduction = count = 0
         address = other = source.data_ptr()
-        if name == "all_reduce":
-            reduction = _calls.REDUCTIONS.get(args[0], 0)
+        if collective is ALL_REDUCE:
+            reduction = _call_rows.PLAIN_REDUCTIONS.get(args[0], 0)
             if not reduction or not source.is_cpu or not address or out is not source or source.is_neg():
                 return False
-            self._rows += (_calls.SIZE, _ALL_REDUCE, address, address, source.numel(), code, reduction, 0, 0)
+            self._rows += (_call_rows.SIZE, collective.kind, address, address, source.numel(), code, reduction, 0, 0)
         else:
             if type(out) is not torch.Tensor or out.dtype is not source.dtype or not out.is_contiguous():
                 return False
-            if name == "all_gather_into_tensor":
+            if collective is ALL_GATHER:
                 count = source.numel()
-            elif name == "reduce_scatter_tensor":
+            elif collective is REDUCE_SCATTER:
                 count = out.numel()
-                reduction = _calls.REDUCTIONS.get(args[0], 0)
+                reduction = _call_rows.PLAIN_REDUCTIONS.get(args[0], 0)
             other = out.data_ptr()
             if not (count and address and other and source.is_cpu and out.is_cpu) or source.is_neg() or out.is_neg():
                 return False
-            if name == "reduce_scatter_tensor" and not reduction:
+            if collective is REDUCE_SCATTER and not reduction:
                 return False
-            self._rows += (_calls.SIZE, _calls.KINDS[name], address, other, count, code, reduction, 0, 0)
+            self._rows += (_call_rows.SIZE, collective.kind, address, other, count, code, reduction, 0, 0)
         self._calls.append((source, out, _version(source), address, other))
         return True
 
     def _add_row(
-        self, rows: list[int], name: str, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]
+        self, rows: list[int], collective: Collective, source: torch.Tensor, out: torch.Tensor, args: tuple[Any, ...]
     ) -> None:
-        kind, reduction, root = _calls.KINDS[name], 0, 0
-        if name in ("all_reduce", "reduce_scatter_tensor"):
-            reduction = _calls.reduction_of(name, args[0], source.dtype)
-        code, lanes, _ = _calls.element_type(source.dtype)
-        count = (out if name == "reduce_scatter_tensor" else source).numel() * lanes
-        if name == "all_to_all_single":
-            count //= self.entry.size
+        reduction = root = 0
+        if collective.reduces:
+            reduction = _call_rows.reduction_of(collective.name, args[0], source.dtype)
+        code, lanes, _ = _call_rows.element_type(source.dtype)
+        count = (out if collective is REDUCE_SCATTER else source).numel() * lanes
+        if collective is ALL_TO_ALL:
+            count //= self.group.size
         given = source if source.is_contiguous() else source.contiguous()
-        if name == "broadcast":
+        if collective is BROADCAST:
             root = args[0]
-            if root == self.entry.group_rank and given.data_ptr() != out.data_ptr():
+            if root == self.group.group_rank and given.data_ptr() != out.data_ptr():
                 self._before.append(partial(out.copy_, given))
                 self._roots.append((len(self._calls), rows, len(rows), given.data_ptr()))
                 self._kept.append(given)
             given = out  # the core's is in place
-        rows += (_calls.SIZE, kind, given.data_ptr(), out.data_ptr(), count, code, reduction, root, 0)
+        rows += (_call_rows.SIZE, collective.kind, given.data_ptr(), out.data_ptr(), count, code, reduction, root, 0)
         self._kept.append(given)
 
     # ---- at its end --------------------------------------------------------------------------------------------------
 
     def drop(self) -> None:
         """Forget everything: the body raised."""
-        self._state, self._together = _DROPPED, None
+        self.work.dropped()
+        self._handle = None
         self._results.clear()
-        self._clear()
 
     def issue(self, blocking: bool) -> None:
         """Start all that was recorded.
@@ -279,39 +270,39 @@ class Recorder:
             PhalanxError: The core refused or failed.
         """
         # The results have them; here they would be a cycle of garbage.
-        together, self._together = self._together, None
+        handle, self._handle = self._handle, None
         results, self._results = self._results, []
         try:
             with torch.no_grad():
                 self._issue()
         except BaseException as error:
-            self._state, self._error = _ISSUED, error
-            self._clear()
+            self.work.failed(error)
             raise
+        self.work.issued(self._works, self._after, (self._kept, self._calls))
         if blocking:
-            self.settle()
+            self.work.wait()
         for result in results:
-            result._state = True if blocking else together  # also where a use in the body raised
+            result._state = True if blocking else handle  # also where a use in the body raised
 
     def _issue(self) -> None:
         for source, out, version, here, there in self._calls:
             changed = version is not None and source._version != version
             if changed or (here and source.data_ptr() != here) or (there and out.data_ptr() != there):
                 raise RuntimeError(
-                    f"coalescing_manager on group '{self.entry.name}': a tensor of shape {list(source.shape)} was "
+                    f"coalescing_manager on group '{self.group.name}': a tensor of shape {list(source.shape)} was "
                     "changed in the body after a collective had taken it, which is sent only at the end of the body; "
                     "change it before the call, or after the body. Nothing was sent"
                 )
-        core = self.entry.core
+        core = self.group.core
         if core is None and (self._rows or self._rows_on):
             raise RevokedError(
-                f"coalescing_manager: group '{self.entry.name}' was destroyed in the body; nothing was sent",
+                f"coalescing_manager: group '{self.group.name}' was destroyed in the body; nothing was sent",
                 operation="coalesced",
-                group=self.entry.name,
+                group=self.group.name,
             )
         if self._singles or self._after:  # where there are none, the core looks
-            _calls.check_overlaps(self.entry.name, [each[:2] for each in self._calls])
-        if _ops.loaded().lib.phxt_pending_count():
+            _call_rows.check_overlaps(self.group.name, [each[:2] for each in self._calls])
+        if _library.loaded().lib.phxt_pending_count():
             for call in self._calls:
                 for each in call[:2]:
                     if type(each) is torch.Tensor and each.is_cpu:
@@ -325,28 +316,27 @@ class Recorder:
             prepare()
         self._give_sources()
         if self._rows:
-            count = len(self._rows) // _calls.FIELDS
-            rows = _calls.packed(self._rows, count)
+            count = len(self._rows) // _call_rows.FIELDS
+            rows = _call_rows.packed(self._rows, count)
             assert core is not None
             begin = partial(lib.phx_coalesced, core.pointer, rows, count, ffi.NULL)
-            with shown("coalesced", *self._on(False), core, name=self.entry.name):
-                self.works.append(CoreWork(begin, (*self._kept, *self._calls), self.entry.ranks))
+            with shown("coalesced", *self._on(False), core, name=self.group.name):
+                self._works.append(CoreWork(begin, (*self._kept, *self._calls), self.group.ranks))
         for device, rows in self._rows_on.items():
             assert core is not None
             self._put_on_stream(core, device, rows)
-        self._state = _ISSUED
         if self._written:
             _count_versions(self._written)
         self._after[:0] = [begin() for begin in self._singles]
         for message in self._messages:
             message.begin()
-            self.works.append(message)
+            self._works.append(message)
 
     def _put_on_stream(self, core: Group, device: torch.device, rows: list[int]) -> None:
-        count = len(rows) // _calls.FIELDS
+        count = len(rows) // _call_rows.FIELDS
         options, _gpu = options_on(device)
-        check(lib.phx_coalesced(core.pointer, _calls.packed(rows, count), count, options, ffi.NULL))
-        self.works.append(StreamWork(device))
+        check(lib.phx_coalesced(core.pointer, _call_rows.packed(rows, count), count, options, ffi.NULL))
+        self._works.append(StreamWork(device))
 
     def _on(self, gpus: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
         """What the calls on GPUs, or the others, read and write."""
@@ -360,77 +350,15 @@ class Recorder:
         """
         if not self._roots:
             return
-        shared = _calls.sharing([each[:2] for each in self._calls])
+        shared = _call_rows.sharing([each[:2] for each in self._calls])
         for call, rows, row, address in self._roots:
             if call not in shared:
-                rows[row + _calls.IN] = rows[row + _calls.OUT] = address
-
-    def settle(self, timeout: timedelta | None = None) -> None:
-        """Wait until all of it is complete. A later call returns at once, or raises the same.
-
-        Args:
-            timeout: Of each wait; None is that of the process group.
-
-        Raises:
-            RuntimeError: It has not been issued yet, or never will be.
-            PhalanxError: It failed.
-        """
-        if self._state is _DONE:
-            return
-        if self._state is _OPEN:
-            raise RuntimeError(
-                f"a collective on group '{self.entry.name}' has not been issued yet: it was called inside a "
-                "coalescing_manager that is still open; use its result after the with block"
-            )
-        if self._state is _DROPPED:
-            raise RuntimeError(
-                f"a collective on group '{self.entry.name}' was never issued: the body of its coalescing_manager raised"
-            )
-        with self._lock:
-            if self._error is not None:
-                raise self._error.with_traceback(None)
-            if self._state is _DONE:
-                return
-            try:
-                for work in self.works:
-                    work.wait(timeout) if timeout else work.wait()
-                with torch.no_grad():
-                    for end in self._after:
-                        end()
-            except BaseException as error:
-                self._error = error
-                raise
-            self._state = _DONE
-            self._clear()
+                rows[row + _call_rows.IN] = rows[row + _call_rows.OUT] = address
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing was recorded."""
         return not (self._calls or self._messages)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it is complete or failed. Never blocks."""
-        if self._state is _ISSUED and self._error is None:
-            return not self._after and all(work.is_completed() for work in self.works)
-        return self._state is _DONE or self._error is not None
-
-    @property
-    def error(self) -> BaseException | None:
-        """What it failed with, as far as it was waited for."""
-        return self._error
-
-    def _clear(self) -> None:
-        self._rows.clear()
-        self._rows_on.clear()
-        self._roots.clear()
-        self._kept.clear()
-        self._calls.clear()
-        self._written.clear()
-        self._singles.clear()
-        self._messages.clear()
-        self._before.clear()
-        self._after.clear()
 
 
 class _Joined(Function):
@@ -438,7 +366,7 @@ class _Joined(Function):
 
     @staticmethod
     def forward(ctx: Any, recorder: Recorder, gathered: torch.Tensor, dim: int) -> Any:
-        ctx.size, ctx.dim = recorder.entry.size, dim
+        ctx.size, ctx.dim = recorder.group.size, dim
         return recorder._joined(gathered, dim)
 
     @staticmethod

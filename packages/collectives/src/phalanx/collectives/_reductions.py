@@ -1,6 +1,8 @@
 """The names of the reductions."""
 
-REDUCTIONS = frozenset({"sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"})
+from phalanx.core import ReduceOp
+
+REDUCTIONS = {op.name.lower(): int(op) for op in ReduceOp}  # the number that the core has for each
 _DIFFERENTIABLE = ("sum", "avg")
 
 

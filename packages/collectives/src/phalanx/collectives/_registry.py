@@ -16,17 +16,14 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from phalanx.collectives import _ops, _torch_compat
-from phalanx.collectives._entry import Entry, tell
-from phalanx.collectives._meeting import Meeting, StoreInUse
-from phalanx.collectives._works import complete_works
+from phalanx.collectives import _library, _torch_compat
+from phalanx.collectives._bootstrap import Bootstrap, FirstFailure, StoreInUse
+from phalanx.collectives._group_state import GroupState, tell
+from phalanx.collectives._work import complete_works
 from phalanx.core import (
     CallbackStore,
     Group,
-    PhalanxError,
-    RevokedError,
     UnsupportedError,
-    WaitTimeoutError,
     World,
 )
 from phalanx.core.timeouts import milliseconds
@@ -62,10 +59,6 @@ class Rank:
         """Leave the world when that group ends."""
         self.default_id = id(default_group)
         self._watch = watch(default_group, lambda: _end_rank(self))
-
-    def making_a_group(self) -> bool:
-        """Whether the calling thread is in the core's group_create."""
-        return self.store.in_use()
 
     def world(self) -> World:
         """The core's world, made at the first call."""
@@ -170,6 +163,9 @@ def check_group(group: dist.ProcessGroup) -> None:
 
     Raises:
         PeerDeadError: One has; the text names it and its process.
+
+    Example:
+        >>> check_group(group)  # no rank of it is known to have ended
     """
     rank = rank_of_default()
     if rank is None:
@@ -189,17 +185,20 @@ def _is_of_default(ranks: Sequence[int], position: int, store: Any) -> bool:
     return _torch_compat.base_of(store) is _torch_compat.base_of(_torch_compat.default_store())
 
 
-class _ProcessGroupEntry(Entry):
-    """That of a group of torch.distributed."""
+class _ProcessGroupState(GroupState):
+    """The state of a group of torch.distributed."""
 
-    __slots__ = ("_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_watch")
+    __slots__ = ("_by_hand", "_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_watch")
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        super().__init__(str(group.group_name), int(group.rank()), _torch_compat.ranks_of(group))
+    def __init__(self, group: dist.ProcessGroup, name: str) -> None:
+        super().__init__(name, int(group.rank()), _torch_compat.ranks_of(group))
+        self._by_hand = not _torch_compat.is_known(group)
+        if self._by_hand:  # somebody registered it by a name, which may mean another group later
+            self.op_name = f"{name}@{id(group):x}"
         self._rank: Rank | None = None  # once its ranks begin to meet
         self._rank_is_own = False
         self._default_id = _default_id()
-        self._failure: PhalanxError | None = None
+        self._failure = FirstFailure(name)
         self._lock = threading.Lock()
         self._group = weakref.ref(group)
         key = id(group)
@@ -211,28 +210,16 @@ class _ProcessGroupEntry(Entry):
         with self._lock:
             if self.decided:
                 return
-            if self._failure is not None:
-                raise RevokedError(
-                    f"the ranks of group '{self.name}' could not meet before, so they may be out of step; make a new "
-                    f"process group. The first failure was: {self._failure}",
-                    operation="enable_group",
-                    group=self.name,
-                )
-            try:
-                self.core = self._meet()
-            except WaitTimeoutError:  # nothing has been sent: a late rank may still come
-                raise
-            except PhalanxError as error:
-                self._failure = error
-                raise
-            if self.core is not None:
-                self.register(self.core)
+            with self._failure:
+                core = self._meet()
+            if core is not None:
+                self.attach(core)
             self.decided = True
         group = self._group()
-        if group is not None and _entries.get(id(group)) is self:
+        if group is not None and _states.get(id(group)) is self:
             ready[id(group)] = self
             if _torch_compat.is_ordinary(group):  # names of threaded groups are per thread
-                ready[self.name] = self
+                ready[self.op_name] = self
         else:  # destroyed meanwhile
             self.release()
 
@@ -248,25 +235,24 @@ class _ProcessGroupEntry(Entry):
         base = _torch_compat.store_of(group)
         timeout_ms = _torch_compat.timeout_ms_of(group) or milliseconds(base.timeout)
         if self._rank is None:
-            self._rank, self._rank_is_own = rank_of(self.ranks, self.group_rank, base, timeout_ms)
+            self._rank, self._rank_is_own = rank_of(self.ranks, self.group_rank, base, timeout_ms, self._by_hand)
         rank = self._rank
-        refusal = _ops.refusal()
+        refusal = _library.refusal()
         if rank.size > _MAX_WORLD_SIZE:
             refusal = f"there are {rank.size} ranks, more than {_MAX_WORLD_SIZE}"
         # Groups of other ranks may have its name and its store.
         store = _torch_compat.PrefixStore(f"phalanx/{self.name}/{members(self.ranks)}", base)
-        answer = Meeting(store, self.name, self.ranks, self.group_rank, timeout_ms, rank.check_peer).hold(refusal)
+        bootstrap = Bootstrap(store, self.name, self.ranks, self.group_rank, timeout_ms, rank.check_peer)
+        answer = bootstrap.run(refusal)
         if answer.refusal:
             tell(self.name, self.group_rank, f"it goes through torch.distributed: {answer.refusal}")
             return None
-        rank.store.use(_torch_compat.PrefixStore(answer.token, store))
         try:
-            core = rank.world().create_group(self.name, self.ranks, timeout_ms)
-        except UnsupportedError as error:  # raised on every rank alike
+            with rank.store.use(_torch_compat.PrefixStore(answer.token, store)):
+                core = rank.world().create_group(self.name, self.ranks, timeout_ms)
+        except UnsupportedError as error:  # raised on every rank
             tell(self.name, self.group_rank, f"it goes through torch.distributed: {error}")
             return None
-        finally:
-            rank.store.use(None)
         core.set_timeout(timeout_ms)
         return core
 
@@ -296,58 +282,61 @@ def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]
     return weakref.ref(group, call), weakref.ref(_torch_compat.life_of(group), call)
 
 
-# By the id of the process group, or of the core's; id of the default group. An id is not used again before its entry is
+# By the id of the process group, or of the core's; id of the default group. An id is not used again before its state is
 # gone.
-_entries: dict[int, Entry] = {}
+_states: dict[int, GroupState] = {}
 _ranks: dict[int, Rank] = {}
 _live: weakref.WeakSet[Rank] = weakref.WeakSet()
 _lock = threading.RLock()  # reentrant: a garbage collection may call _forget at any time
 
-# The decided entries, by id of the process group and, where that is unique, by name: what the fast road looks at.
-ready: dict[int | str, Entry] = {}
+# The decided states, by id of the process group and, where that is unique, by name: where the fast path looks.
+ready: dict[int | str, GroupState] = {}
 
 
-def entry_of(group: dist.ProcessGroup) -> Entry:
-    """The entry of a process group; a new one, undecided, the first time. Not collective.
+def state_of(group: dist.ProcessGroup, name: str | None = None) -> GroupState:
+    """The state of a process group; a new one, undecided, the first time. Not collective.
+
+    Args:
+        group: The process group.
+        name: The name by which torch has found it; None: its own.
 
     Raises:
         ValueError: The group was destroyed, or this rank is not in it.
     """
-    entry = _entries.get(id(group))
-    if entry is not None:
-        return entry
-    if not _torch_compat.is_registered(group):
+    state = _states.get(id(group))
+    if state is not None:
+        return state
+    if name is None and not _torch_compat.is_registered(group):
         raise ValueError(
             f"the process group {group!r} is not one of this rank's: it was destroyed, or made by other means than "
             "torch.distributed.init_process_group and new_group"
         )
+    name = _torch_compat.name_of(group) or str(name)
     if group in _inherited:
-        raise UnsupportedError(inherited(str(group.group_name), _inherited[group]), group=str(group.group_name))
+        raise UnsupportedError(inherited(name, _inherited[group]), group=name)
     with _lock:
-        entry = _entries.get(id(group))
-        if entry is None:
-            entry = _entries[id(group)] = _ProcessGroupEntry(group)
-        return entry
+        state = _states.get(id(group))
+        if state is None:
+            state = _states[id(group)] = _ProcessGroupState(group, name)
+        return state
 
 
-def entry_of_core(group: Group) -> Entry:
-    """The entry of a group of the core, which is released with it. Not collective."""
-    entry = _entries.get(id(group))
-    if entry is not None:
-        return entry
+def state_of_core(group: Group) -> GroupState:
+    """The state of a group of the core, which is released with it. Not collective."""
+    state = _states.get(id(group))
+    if state is not None:
+        return state
     with _lock:
-        entry = Entry(f"{group.name}@{group.id:016x}", group.group_rank, group.ranks)
-        entry.register(group)
-        # Not entry.core = group: the entry must not keep it alive.
-        entry.core = weakref.proxy(group)
-        entry.decided = True
-        _entries[id(group)] = ready[id(group)] = ready[entry.name] = entry
+        state = GroupState(f"{group.name}@{group.id:016x}", group.group_rank, group.ranks)
+        state.attach(group, weakref.proxy(group))  # the state must not keep it alive
+        state.decided = True
+        _states[id(group)] = ready[id(group)] = ready[state.name] = state
         weakref.finalize(group, _forget, id(group)).atexit = False
-    return entry
+    return state
 
 
-def entry_named(name: str) -> Entry:
-    """The entry of the group of that name in this rank. Not collective.
+def state_named(name: str) -> GroupState:
+    """The state of the group of that name in this rank. Not collective.
 
     Raises:
         ValueError: There is none.
@@ -357,16 +346,14 @@ def entry_named(name: str) -> Entry:
         return found
     group = _torch_compat.group_named(name)
     if group is None:
+        for state in list(_states.values()):
+            if state.op_name == name:
+                return state
         raise ValueError(
             f"no process group is named '{name}' in this rank; a group's name is its attribute group_name. Was it "
             "destroyed, or torch.distributed.init_process_group not called?"
         )
-    return entry_of(group)
-
-
-def making_a_group() -> bool:
-    """Whether the calling thread is inside the core's group_create, where no other call into it is allowed."""
-    return any(rank.making_a_group() for rank in list(_live))
+    return state_of(group, name)
 
 
 def _default_id() -> int:
@@ -386,27 +373,27 @@ def release_rank() -> None:
 
 def _forget_all(default: int) -> None:
     with _lock:
-        for key in [key for key, entry in _entries.items() if getattr(entry, "_default_id", -1) == default]:
+        for key in [key for key, state in _states.items() if getattr(state, "_default_id", -1) == default]:
             _forget(key)
 
 
 def _complete_all() -> None:
     """Wait for what this process has started and nobody has waited for: the others need its part of it."""
     with _lock:
-        entries = list(_entries.values())
-    for entry in entries:
-        entry.complete()  # in a forked child, nothing
+        states = list(_states.values())
+    for state in states:
+        state.complete()  # in a forked child, nothing
     complete_works()
 
 
 def _forget(key: int) -> None:
     with _lock:
-        entry = _entries.pop(key, None)
+        state = _states.pop(key, None)
         ready.pop(key, None)
-        if entry is not None and ready.get(entry.name) is entry:
-            del ready[entry.name]
-    if entry is not None:
-        entry.release()
+        if state is not None and ready.get(state.op_name) is state:
+            del ready[state.op_name]
+    if state is not None:
+        state.release()
 
 
 def _end_rank(rank: Rank) -> None:
@@ -428,7 +415,7 @@ def _end_all() -> None:
     for action in before_end:
         action()
     with _lock:
-        for key in list(_entries):
+        for key in list(_states):
             _forget(key)
     for rank in list(_live):
         _end_rank(rank)

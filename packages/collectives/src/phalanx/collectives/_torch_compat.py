@@ -3,7 +3,8 @@
 Each says in which versions it was read. `test_torch_compat.py` fails with a plain text when torch moves one.
 """
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -17,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
 
 from phalanx.core.timeouts import milliseconds
 
+_native_c10d: Any = torch._C._distributed_c10d
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 # ---- dispatch -------------------------------------------------------------------------------------------------------
@@ -181,6 +183,19 @@ def is_registered(group: dist.ProcessGroup) -> bool:
         return False
 
 
+def is_known(group: dist.ProcessGroup) -> bool:
+    """Whether torch.distributed made the group; else somebody registered it by a name. Read in 2.11 to 2.13."""
+    return group in _c10d._world.pg_map
+
+
+def name_of(group: dist.ProcessGroup) -> str:
+    """The name of a group; "" where it was never given one. Read in 2.13."""
+    try:
+        return str(group.group_name)
+    except RuntimeError:
+        return ""
+
+
 def registered_groups() -> list[dist.ProcessGroup]:
     """The groups of this rank that were not destroyed. Read in 2.11 to 2.13."""
     return list(_c10d._world.pg_map)
@@ -283,9 +298,131 @@ def _full_tag(tag: str) -> str:
 
 def register_work(tensor: torch.Tensor, work: Any) -> None:
     """Let wait_tensor wait for a Work of torch.distributed. Read in 2.11 to 2.13."""
-    torch._C._distributed_c10d._register_work(tensor, work)
+    _native_c10d._register_work(tensor, work)
 
 
 def registered_work_count() -> int:
     """How many tensors torch.distributed has work for. Read in 2.11 to 2.13."""
-    return int(torch._C._distributed_c10d._get_work_registry_size())
+    return int(_native_c10d._get_work_registry_size())
+
+
+@contextlib.contextmanager
+def allow_inflight_collective_as_graph_input_ctx(value: bool = True) -> Iterator[None]:
+    """A context in which collectives of torch.distributed with `async_op` may be waited for in a compiled graph.
+
+    As torch.distributed._functional_collectives.allow_inflight_collective_as_graph_input_ctx: torch then remembers
+    their work by the tensor, for `wait_tensor` of the graph. Read in 2.11 to 2.13.
+
+    Args:
+        value: Whether they may.
+
+    Example:
+        >>> with allow_inflight_collective_as_graph_input_ctx():
+        ...     x = torch.ones(2)
+        ...     work = dist.all_reduce(x, async_op=True)
+        ...     torch.ops._c10d_functional.wait_tensor(x)  # as a compiled graph does
+        tensor([2., 2.])
+    """
+    before = _native_c10d._allow_inflight_collective_as_graph_input()
+    _native_c10d._set_allow_inflight_collective_as_graph_input(value)
+    try:
+        yield
+    finally:
+        _native_c10d._set_allow_inflight_collective_as_graph_input(before)
+
+
+def coalesce_state() -> dict[dist.ProcessGroup, list[Any]]:
+    """The process groups on which collectives are being coalesced, with what was called. Read in 2.11 to 2.13.
+
+    all_reduce, all_gather_single and reduce_scatter_single look for their group in it, and append a `_CollOp`, with the
+    attributes op, tensor, dst_tensor and redop.
+    """
+    return cast(dict[dist.ProcessGroup, list[Any]], _c10d._world.pg_coalesce_state)
+
+
+# ---- back ends ------------------------------------------------------------------------------------------------------
+
+# What an options object has where nobody gave a timeout: kUnsetTimeout, the default of the group.
+UNSET = timedelta(milliseconds=-1)
+
+_kept: list[Any] = []  # what is registered lives as long as it
+
+
+def give_tensors_as_they_are() -> None:
+    """Let torch's ops of process groups give tensors with the conjugate or negative bit to a backend. Read in 2.13.
+
+    Torch's own rule for these bits gives the backend a plain copy, and does not copy the result back: what is called in
+    place would write nothing. Does nothing the second time.
+    """
+    if _kept:
+        return
+    make: Any = torch.library.Library  # public, without types
+    library = make("c10d", "IMPL")
+    _kept.append(library)
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("c10d::"):
+            for key in ("Conjugate", "Negative"):
+                library.impl(name.removeprefix("c10d::"), torch.library.fallthrough_kernel, key)
+
+
+def backend_of(group: dist.ProcessGroup, name: str) -> Any:
+    """The Backend that serves the devices for which a group has a backend of that name.
+
+    Raises:
+        RuntimeError: It has none.
+    """
+    for device, backend in dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).device_backend_map.items():
+        if backend == name:
+            return cast(Any, group)._get_backend(torch.device(device))
+    raise RuntimeError(f"the process group has no backend '{name}'")
+
+
+# ---- torch's own back ends -------------------------------------------------------------------------------------------
+
+
+def has_nccl() -> bool:
+    """Whether this torch and this host can serve tensors of GPUs by NCCL."""
+    return dist.is_nccl_available() and torch.cuda.is_available()
+
+
+def join_backends(options: Any, cpu: Any, nccl_options: Any) -> Any:
+    """A process group with one backend for the CPU, and NCCL for GPUs where this host has it. Read in 2.13.
+
+    Torch takes it as it is for the group that it makes, and asks no other backend of it: so NCCL is in it whether or
+    not the caller named it.
+
+    Args:
+        options: Torch's description of the group.
+        cpu: A Backend; None: torch's gloo, which is made here. Collective then.
+        nccl_options: What the caller gave for NCCL; None for torch's defaults.
+    """
+    kinds = dist.ProcessGroup.BackendType
+    group: Any = dist.ProcessGroup(options.store, options.group_rank, options.group_size)
+    kind = kinds.GLOO if cpu is None else kinds.CUSTOM
+    group._set_default_backend(kind)
+    group._register_backend(torch.device("cpu"), kind, _make_gloo(options) if cpu is None else cpu)
+    if has_nccl():
+        group._register_backend(torch.device("cuda"), kinds.NCCL, _make_nccl(options, nccl_options))
+    return group
+
+
+def _make_gloo(options: Any) -> Any:
+    store = PrefixStore("gloo", options.store)
+    made = _native_c10d.ProcessGroupGloo(store, options.group_rank, options.group_size, timeout=options.timeout)
+    _describe(made.options, options)
+    made._set_sequence_number_for_group()
+    return made
+
+
+def _make_nccl(options: Any, given: Any) -> Any:
+    own = _native_c10d.ProcessGroupNCCL.Options() if given is None else given
+    own._timeout = options.timeout
+    _describe(own, options)
+    store = PrefixStore("nccl", options.store)
+    made = _native_c10d.ProcessGroupNCCL(store, options.group_rank, options.group_size, own)
+    made._set_sequence_number_for_group()
+    return made
+
+
+def _describe(own: Any, options: Any) -> None:
+    own.global_ranks_in_group, own.group_name = options.global_ranks_in_group, options.group_id

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _registry
+from phalanx.collectives._c10d import _build
 from phalanx.collectives._torch_compat import is_watched
 from phalanx.core import Group
 
@@ -47,8 +48,6 @@ def shown(
     """
     if group is None or not is_watched():
         return _NOTHING
-    from phalanx.collectives.c10d import _build
-
     module = _build.loaded()
     if module is None or not module.is_recorded():
         return _NOTHING

@@ -7,15 +7,18 @@ are equal to torch's placements of the same names and may be mixed with them.
 Names and signatures follow torch.distributed.tensor.
 """
 
-from phalanx.dtensor import _fsdp, checkpoint, native
-from phalanx.dtensor import composites as _composites
-from phalanx.dtensor._mesh import GridMesh
-from phalanx.dtensor.api import DTensor, distribute_module, distribute_tensor
+from phalanx.dtensor import _checkpoint, _composites, _fastpath, _fsdp
+from phalanx.dtensor._api import distribute_module, distribute_tensor
+from phalanx.dtensor._factories import empty, full, ones, rand, randn, zeros
+from phalanx.dtensor._fallback import ReplicatedFallback
+from phalanx.dtensor._interop import from_torch, to_torch
+from phalanx.dtensor._mesh import AbstractMesh
+from phalanx.dtensor._mode import StrictError, implicit_replication, strict
+from phalanx.dtensor._rules.parser import RuleError
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor.device_mesh import DeviceMesh, init_device_mesh
 from phalanx.dtensor.explain import explain
-from phalanx.dtensor.factories import empty, full, ones, rand, randn, zeros
-from phalanx.dtensor.interop import from_torch, to_torch
-from phalanx.dtensor.mode import StrictError, implicit_replication, strict
-from phalanx.dtensor.placements import (
+from phalanx.dtensor.placement_types import (
     Partial,
     Placement,
     Replicate,
@@ -26,20 +29,22 @@ from phalanx.dtensor.placements import (
     as_torch_placement,
 )
 
-# As torch calls it.
-_StridedShard = StridedShard
+_StridedShard = StridedShard  # as torch calls it
 _composites.install()
-checkpoint.allow_loading()  # as torch does with its own
-checkpoint.register()
+_checkpoint.allow_loading()  # as torch does with its own
+_checkpoint.register()
 _fsdp.register()  # fully_shard of torch takes DTensors of this package
-native.load()  # if it was compiled
+_fastpath.load()  # if it was compiled
 
 __all__ = [
+    "AbstractMesh",
     "DTensor",
-    "GridMesh",
+    "DeviceMesh",
     "Partial",
     "Placement",
     "Replicate",
+    "ReplicatedFallback",
+    "RuleError",
     "Shard",
     "SizedShard",
     "StrictError",
@@ -53,6 +58,7 @@ __all__ = [
     "from_torch",
     "full",
     "implicit_replication",
+    "init_device_mesh",
     "ones",
     "rand",
     "randn",

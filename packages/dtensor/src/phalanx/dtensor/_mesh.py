@@ -1,4 +1,4 @@
-"""Meshes as specs see them: torch's DeviceMesh, or a GridMesh; and which of them are one mesh."""
+"""Meshes of specs: torch's DeviceMesh, or an AbstractMesh; equal meshes have one id."""
 
 import itertools
 import os
@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from phalanx.dtensor._torch_compat import mesh_key
 
 
-class GridMesh:
-    """A mesh without ranks behind it: the shape, and the coordinate at which one pretends to be.
+class AbstractMesh:
+    """A mesh without ranks: its shape, and the simulated coordinate of this rank.
 
     For layouts and rules where no process group exists: planning, tests, explanations. Nothing can communicate over it.
 
@@ -41,18 +41,20 @@ class GridMesh:
     ) -> None:
         self.shape = tuple(shape)
         if not all(size > 0 for size in self.shape):
-            raise ValueError(f"GridMesh: every mesh dim needs a rank, and the shape is {self.shape}")
+            raise ValueError(f"AbstractMesh: every mesh dim needs a rank, and the shape is {self.shape}")
         if coordinate is not None:
             coordinate = tuple(coordinate) or (0,) * len(self.shape)
             inside = len(coordinate) == len(self.shape) and all(
                 0 <= index < size for index, size in zip(coordinate, self.shape, strict=True)
             )
             if not inside:
-                raise ValueError(f"GridMesh: a mesh of shape {self.shape} has no coordinate {coordinate}")
+                raise ValueError(f"AbstractMesh: a mesh of shape {self.shape} has no coordinate {coordinate}")
         self._coordinate = coordinate
         self.mesh_dim_names = None if mesh_dim_names is None else tuple(mesh_dim_names)
         if self.mesh_dim_names is not None and len(self.mesh_dim_names) != len(self.shape):
-            raise ValueError(f"GridMesh: shape {self.shape} needs {len(self.shape)} names, not {self.mesh_dim_names}")
+            raise ValueError(
+                f"AbstractMesh: shape {self.shape} needs {len(self.shape)} names, not {self.mesh_dim_names}"
+            )
         self.device_type = device_type
         self._key = (self.shape, self._coordinate, self.mesh_dim_names, device_type)
 
@@ -69,22 +71,22 @@ class GridMesh:
         """Where this rank is, or None if it is not in the mesh."""
         return self._coordinate
 
-    def at(self, coordinate: Sequence[int] | None) -> "GridMesh":
+    def at(self, coordinate: Sequence[int] | None) -> "AbstractMesh":
         """The same mesh, seen from another coordinate."""
-        return GridMesh(self.shape, coordinate, mesh_dim_names=self.mesh_dim_names, device_type=self.device_type)
+        return AbstractMesh(self.shape, coordinate, mesh_dim_names=self.mesh_dim_names, device_type=self.device_type)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, GridMesh) and self._key == other._key
+        return isinstance(other, AbstractMesh) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)
 
     def __repr__(self) -> str:
         names = f", mesh_dim_names={self.mesh_dim_names}" if self.mesh_dim_names else ""
-        return f"GridMesh({self.shape}, {self._coordinate}{names})"
+        return f"AbstractMesh({self.shape}, {self._coordinate}{names})"
 
 
-Mesh: TypeAlias = DeviceMesh | GridMesh
+Mesh: TypeAlias = DeviceMesh | AbstractMesh
 
 
 def coordinate_of(mesh: Mesh) -> tuple[int, ...] | None:
@@ -101,30 +103,30 @@ def describe(mesh: Mesh) -> str:
     return f"({', '.join(f'{name}={size}' for name, size in zip(names, mesh.shape, strict=True))})"
 
 
-# ---- which meshes are one -------------------------------------------------------------------------------------------
+# ---- which meshes are equal ------------------------------------------------------------------------------------------
 #
 # Users make equal meshes over and over: `mesh["tp"]` is a new object each time. Equal ones, seen from one coordinate,
-# get one token, by which specs know them. (torch's equality leaves out the coordinate, in which ranks that are threads
+# have one id, which specs compare. (torch's equality leaves out the coordinate, in which ranks that are threads
 # differ.) A mesh whose process groups were destroyed is equal to no mesh that is made afterwards.
 
-token_of: dict[int, int] = {}  # id of a living mesh -> its token; specs look here first
+mesh_ids: dict[int, int] = {}  # id() of a living mesh -> its id; specs look here first
 _families: dict[Hashable, "_Family"] = {}
-_tokens = itertools.count(1)
+_ids = itertools.count(1)
 _lock = threading.RLock()  # reentrant: the garbage collector may call _forget anywhere
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-# A mesh, and the process groups that it had when it got its token.
+# A mesh, and the process groups that it had when it got its id.
 _Member: TypeAlias = tuple[weakref.ref[Mesh], tuple[Any, ...]]
 
 
 class _Family:
-    """The living meshes that have one token."""
+    """The living meshes that have one id."""
 
-    __slots__ = ("members", "token")
+    __slots__ = ("members", "mesh_id")
 
     def __init__(self) -> None:
-        self.token = next(_tokens)
+        self.mesh_id = next(_ids)
         self.members: dict[int, _Member] = {}
 
     def is_usable(self) -> bool:
@@ -145,16 +147,16 @@ def _groups(mesh: Mesh) -> tuple[Any, ...]:
         return ()
 
 
-def token(mesh: Mesh) -> int:
+def mesh_id(mesh: Mesh) -> int:
     """A number that equal meshes have in common. It stays while one of them lives, and is never used again.
 
     Raises:
         TypeError: It is no mesh.
     """
-    known = token_of.get(id(mesh))
+    known = mesh_ids.get(id(mesh))
     if known is not None:
         return known
-    if not isinstance(mesh, DeviceMesh | GridMesh):
+    if not isinstance(mesh, DeviceMesh | AbstractMesh):
         raise TypeError(
             f"a mesh must be a torch DeviceMesh, not {type(mesh).__name__}: write "
             'torch.distributed.init_device_mesh("cpu", (number of ranks,))'
@@ -166,8 +168,8 @@ def token(mesh: Mesh) -> int:
         if family is None or not family.is_usable():
             family = _families[key] = _Family()
         family.members[id(mesh)] = weakref.ref(mesh, partial(_forget, id(mesh), key, family)), groups
-        token_of[id(mesh)] = family.token
-    return family.token
+        mesh_ids[id(mesh)] = family.mesh_id
+    return family.mesh_id
 
 
 def _forget(
@@ -178,12 +180,12 @@ def _forget(
     *,
     # Held here, since the names are gone when the interpreter ends.
     lock: Any = _lock,
-    tokens: dict[int, int] = token_of,
+    ids: dict[int, int] = mesh_ids,
     families: dict[Hashable, _Family] = _families,
 ) -> None:
     with lock:
         member = family.members.get(number)
         if member is not None and member[0] is ref:
-            del family.members[number], tokens[number]
+            del family.members[number], ids[number]
         if not family.members and families.get(key) is family:
             del families[key]

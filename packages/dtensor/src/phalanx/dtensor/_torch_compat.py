@@ -9,15 +9,114 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import islice
-from typing import Any
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
-import torch.distributed.tensor.placement_types as _types
 from torch.distributed.device_mesh import DeviceMesh
 from torch.types import IntLikeType
+from torch.utils import checkpoint
 
-# Read in 2.13. Private in torch: FSDP2 makes it, users rarely do.
-TorchStridedShard: Any = _types._StridedShard
+# Read in 2.11 to 2.13.
+from torch.utils._mode_utils import no_dispatch as no_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_leaves as tree_leaves
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+# ---- modules of torch that are not imported here, since they bring sympy or Dynamo -----------------------------------
+
+_awaited: dict[str, list[Callable[[], object]]] = {}
+
+
+def when_imported(name: str, call: Callable[[], object]) -> None:
+    """Have a function called once after a module was imported: at once, if it is there already.
+
+    Args:
+        name: The module.
+        call: Called without arguments, before the import returns.
+    """
+    if name in sys.modules:
+        importlib.import_module(name)  # waits for another thread that is importing it
+        call()
+        return
+    if not _awaited:
+        sys.meta_path.insert(0, _Finder())
+    _awaited.setdefault(name, []).append(call)
+
+
+class _Finder:
+    """Finds the modules of `when_imported` as the other finders do, and adds the calls to what runs a module."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name not in _awaited:
+            return None
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next((found for found in others if found is not None), None)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                for call in _awaited.pop(name, ()):
+                    call()
+
+            loader.exec_module = exec_module
+        return spec
+
+
+# ---- placements ------------------------------------------------------------------------------------------------------
+
+_PLACEMENTS = "torch.distributed.tensor.placement_types"
+# What torch's placements derive from; 2.11 has them in Python alone.
+_native: Any = getattr(torch._C, "_distributed", None)
+Placement: Any = getattr(_native, "Placement", None) or importlib.import_module(_PLACEMENTS).Placement
+
+
+def torch_placement(name: str) -> Any:
+    """The class of torch for Shard, StridedShard, Replicate or Partial; imports torch's placements."""
+    return getattr(importlib.import_module(_PLACEMENTS), _torch_name(name))
+
+
+def placement_base(name: str) -> Any:
+    """A class to derive a placement from, until `adopt_placements` replaces it by the one of torch.
+
+    torch's own class derives from the same class in C++. Read in 2.13.
+
+    Args:
+        name: Shard, StridedShard, Replicate or Partial.
+    """
+    native = getattr(_native, name, None)
+    if native is None:
+        return torch_placement(name)
+    return type(name, (native,), {"__module__": __name__})
+
+
+def _torch_name(name: str) -> str:
+    return "_StridedShard" if name == "StridedShard" else name
+
+
+def adopt_placements(ours: Sequence[Any], members: dict[type, tuple[str, ...]]) -> None:
+    """Once torch's placements are imported, derive ours from them, and register ours with Dynamo as constants.
+
+    Dynamo imports torch's placements itself. Read in 2.13.
+
+    Args:
+        ours: Classes with bases from `placement_base`.
+        members: What Dynamo may call or read while it traces, for each class that is a constant.
+    """
+
+    def adopt() -> None:
+        theirs = sys.modules[_PLACEMENTS]
+        for cls in ours:
+            base = getattr(theirs, _torch_name(cls.__name__))
+            if cls.__base__ is not base:
+                cls.__bases__ = (base,)
+        register_constants(members)
+
+    when_imported(_PLACEMENTS, adopt)
 
 
 def register_constants(members: dict[type, tuple[str, ...]]) -> None:
@@ -31,7 +130,7 @@ def register_constants(members: dict[type, tuple[str, ...]]) -> None:
         from torch._library.opaque_object import MemberType, is_opaque_type, register_opaque_type
     except ImportError:
         return
-    if not is_opaque_type(_types.Placement):
+    if not is_opaque_type(Placement):
         return
     for cls, names in members.items():
         register_opaque_type(cls, typ="value", members=dict.fromkeys(names, MemberType.USE_REAL))
@@ -55,6 +154,8 @@ def _make_wrapper(cls: Any, local: torch.Tensor, spec: Any, requires_grad: bool)
 # A wrapper of `cls` with the slots _local_tensor and _spec: torch makes its own DTensors with the first, which takes
 # half the time. Read in 2.11 to 2.13.
 _new: Any = getattr(torch.Tensor, "_dtensor__new__", None)
+# Read in 2.11 to 2.13: the __torch_function__ of a class whose ops are seen below autograd only.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 make_wrapper: Callable[[Any, torch.Tensor, Any, bool], Any] = _make_wrapper if _new is None else _new
 
 
@@ -71,14 +172,34 @@ def fake_mode() -> Any:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
-# Public, but without types. Read in 2.11 to 2.13. It brings Dynamo, as phalanx.collectives has done already.
-allow_in_graph: Callable[[Callable[..., Any]], Any] = torch.compiler.allow_in_graph
+def allow_in_graph(function: Callable[..., Any]) -> None:
+    """Let compiled functions have calls of a function in their graph, and not look into it.
+
+    torch.compiler.allow_in_graph imports Dynamo, so it is called when Dynamo is imported. Read in 2.11 to 2.13.
+    """
+    when_imported("torch._dynamo", lambda: torch.compiler.allow_in_graph(function))  # type: ignore[no-untyped-call]
+
+
+# Public, but under a private name or without types. Read in 2.11 to 2.13.
+OpOverload: TypeAlias = torch._ops.OpOverload
+assert_async: Callable[[torch.Tensor, str], None] = torch._assert_async
+tensor_data: Any = torch.Tensor.__dict__.get("data") or torch._C.TensorBase.__dict__["data"]
+
+
+def is_fake(tensor: Any) -> bool:
+    """Whether a tensor has no values: what is done with it is done while tracing. Read in 2.11 to 2.13."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return isinstance(tensor, FakeTensor)
+
+
+def is_higher_order(op: Any) -> bool:
+    """Whether an op is one that takes functions. Read in 2.11 to 2.13."""
+    return isinstance(op, torch._ops.HigherOrderOperator)
 
 
 def untraced() -> Any:
     """A context in which no mode sees what is called, so that nothing is recorded. Read in 2.11 to 2.13."""
-    from torch.utils._python_dispatch import _disable_current_modes
-
     return _disable_current_modes()
 
 
@@ -142,12 +263,13 @@ def current_mesh(who: str) -> DeviceMesh:
     Raises:
         RuntimeError: There is none.
     """
-    from torch.distributed.device_mesh import _mesh_resources
-
+    found: DeviceMesh | None = None
     try:
-        found: DeviceMesh | None = _mesh_resources.get_current_mesh()
-    except (AttributeError, RuntimeError):
-        found = None
+        from torch.distributed.device_mesh import _mesh_resources
+
+        found = _mesh_resources.get_current_mesh()
+    except (AttributeError, ImportError, RuntimeError):
+        pass
     if found is None:
         raise RuntimeError(f"{who}: no mesh was given: give one, or write `with mesh:` around the call")
     return found
@@ -437,30 +559,50 @@ def keep_collectives(namespace: str) -> Iterator[None]:
                 rand_ops.append(packet)
 
 
+def ranks_of_mesh(mesh: DeviceMesh) -> tuple[int, ...]:
+    """The global ranks of a mesh in the order of their coordinates, also while fake tensors are in use.
+
+    The mesh makes the tensor that says so from another one when it is asked. Read in 2.13.
+    """
+    with untraced():
+        return tuple(mesh.mesh.flatten().tolist())
+
+
 def mesh_groups(mesh: DeviceMesh) -> tuple[str, ...]:
     """The names of the process groups of a mesh, one for each mesh dim. Read in 2.11 to 2.13."""
     return tuple(str(group.group_name) for group in mesh.get_all_groups())
 
 
 # FSDP2 and the state dicts of checkpoints know torch's own DTensor only, by `isinstance` in the modules below. There
-# is no place where another class could be registered, so `_fsdp` and `checkpoint` put other names into these modules:
+# is no place where another class could be registered, so `_fsdp` and `_checkpoint` put other names into these modules:
 # classes derived from torch's, and a class of which DTensors of both packages are instances. Read in 2.13; a
 # version that makes the spec of a sharded parameter elsewhere stays as it is.
-try:
-    from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 
-    fsdp_modules: tuple[Any, Any, Any] | None = (_fsdp_param, _fsdp_param_group, _fsdp_collectives)
-    if not hasattr(_fsdp_param.FSDPParam, "_init_sharding_spec"):
-        fsdp_modules = None
-except ImportError:
-    fsdp_modules = None
-state_dict_utils: Any = importlib.import_module("torch.distributed._state_dict_utils")
+
+def when_fsdp_is_imported(call: Callable[[Any, Any, Any], object]) -> None:
+    """Call a function with the modules of FSDP2 that make parameters, groups of them and collectives, once imported."""
+    package = "torch.distributed.fsdp._fully_shard"
+
+    def found() -> None:
+        modules = [
+            sys.modules.get(f"{package}.{name}") for name in ("_fsdp_param", "_fsdp_param_group", "_fsdp_collectives")
+        ]
+        if None not in modules and hasattr(modules[0].FSDPParam, "_init_sharding_spec"):  # type: ignore[union-attr]
+            call(*modules)
+
+    when_imported(package, found)
+
+
+def when_state_dicts_are_imported(call: Callable[[Any], object]) -> None:
+    """Call a function with the module that gathers and spreads state dicts, once it is imported."""
+    name = "torch.distributed._state_dict_utils"
+    when_imported(name, lambda: call(sys.modules[name]))
 
 
 @cache
 def either_dtensor(ours: type) -> Any:
     """A class of which torch's DTensors and those of a class of ours are instances; it makes torch's. Read in 2.13."""
-    theirs = torch.distributed.tensor.DTensor
+    from torch.distributed.tensor import DTensor as theirs  # noqa: N813
 
     class Either(type):
         def __instancecheck__(cls, value: object) -> bool:
@@ -472,7 +614,7 @@ def either_dtensor(ours: type) -> Any:
     return DTensor
 
 
-def torch_spec(mesh: DeviceMesh, placements: Sequence[_types.Placement], meta: tuple[Any, Any, Any]) -> Any:
+def torch_spec(mesh: DeviceMesh, placements: Sequence[Any], meta: tuple[Any, Any, Any]) -> Any:
     """The spec of a DTensor of torch, of a mesh, placements of torch, and shape, stride and dtype. Read in 2.13."""
     from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
@@ -483,3 +625,56 @@ def joined_mesh(meshes: Sequence[DeviceMesh]) -> DeviceMesh:
     """The mesh whose dims are those of several meshes of one root, in this order. Read in 2.13."""
     joined: DeviceMesh = DeviceMesh._concatenate(list(meshes))
     return joined
+
+
+def torch_dtensor() -> Any:
+    """The class DTensor of torch; imports it. Public."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+# ---- activation checkpoints ------------------------------------------------------------------------------------------
+
+
+def enclosing_checkpoints() -> list[tuple[Any, str]]:
+    """What computes activation checkpoints again in which the caller runs: (object, name of its attribute with the
+    function that does it), the innermost first.
+
+    torch keeps the function in an object of its own for each checkpoint, and tells nobody of it: it is found in the
+    frames that run now, and, for a checkpoint that hooks of a module have begun, behind the hooks of saved tensors.
+    Read in 2.13.
+    """
+    found: list[tuple[Any, str]] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == checkpoint.__file__:
+            values = frame.f_locals
+            if frame.f_code.co_name == "forward" and "run_function" in values:
+                found.append((values["ctx"], "run_function"))
+            elif frame.f_code.co_name == "checkpoint":
+                generator = getattr(values.get("gen"), "gi_frame", None)
+                if generator is not None and "new_frame" in generator.f_locals:
+                    found.append((generator.f_locals["new_frame"], "recompute_fn"))
+        frame = frame.f_back
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+    cells = () if hooks is None else (getattr(hooks[0], "__closure__", None) or ())
+    for cell in cells:
+        holder = cell.cell_contents
+        if isinstance(holder, checkpoint._CheckpointFrame) and not any(holder is one for one, _ in found):
+            found.append((holder, "recompute_fn"))
+    return found
+
+
+def keep_as_recomputed(holder: Any, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Let a checkpoint that has recorded a tensor itself, while it computed again, have its values of that time.
+
+    Args:
+        holder: As `enclosing_checkpoints` gives it.
+        tensor: What may have been recorded.
+        values: The values, in memory that nobody writes into.
+    """
+    for saved in getattr(holder, "recomputed", {}).values():
+        for handle, one in list(saved.items()):
+            if one is tensor:
+                saved[handle] = values

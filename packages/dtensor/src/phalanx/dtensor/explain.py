@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from phalanx.dtensor import api, fallback, planner
-from phalanx.dtensor.debug._torch_compat import is_higher_order, tree_leaves
-from phalanx.dtensor.debug.comm_mode import counted_as
-from phalanx.dtensor.plan import Plan, RulePlan
-from phalanx.dtensor.redistribute import Step
+from phalanx.dtensor import _fallback, _sharding_prop
+from phalanx.dtensor._op_plan import OpPlan, RulePlan
+from phalanx.dtensor._redistribute import Step
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import TorchDispatchMode, is_higher_order, tree_leaves
+from phalanx.dtensor.debug._comm_mode import counted_as
 
 _PROGRAM = "asked for by the program"
 
@@ -141,28 +141,28 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if is_higher_order(func):
             return func(*args, **kwargs)
-        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, api.DTensor)]
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, DTensor)]
         if not given:
             name = counted_as(func)
             if name is not None:
                 self._sent(name, args)
             return func(*args, **kwargs)
-        record = self._recorded(func, planner.plan(func, args, kwargs), given)
+        record = self._recorded(func, _sharding_prop.plan(func, args, kwargs), given)
         self._open.append(record)
         try:
             with self:  # what it is made of is seen as well
-                result = api.DTensor.__torch_dispatch__(func, types, args, kwargs)
+                result = DTensor.__torch_dispatch__(func, types, args, kwargs)
         finally:
             self._open.pop()
         record.outputs = [_described(one) for one in tree_leaves(result) if one is not None]
         return result
 
-    def _recorded(self, op: Any, plan: Plan, given: list[Any]) -> Record:
+    def _recorded(self, op: Any, plan: OpPlan, given: list[Any]) -> Record:
         record = Record(str(op), _kind(plan), plan.text, len(self._open), [_described(one) for one in given])
         for move in plan.moves:
             argument = op._schema.arguments[move.argument].name + ("" if move.place is None else f"[{move.place}]")
-            record.steps += [(argument, step) for step in move.transfer.steps]
-            record.cost_us += move.transfer.cost_us
+            record.steps += [(argument, step) for step in move.plan.steps]
+            record.cost_us += move.plan.cost_us
         self.records.append(record)
         return record
 
@@ -176,15 +176,19 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._open[-1].collectives.append((short, size))
 
 
-def _kind(plan: Plan) -> str:
+def _kind(plan: OpPlan) -> str:
     if isinstance(plan, RulePlan):
         return "rule"
     run: Any = plan.run
-    kinds = {fallback.write_back: "written back", fallback.decomposed: "decomposed", fallback.replicated: "replicated"}
+    kinds = {
+        _fallback.write_back: "written back",
+        _fallback.decomposed: "decomposed",
+        _fallback.replicated: "replicated",
+    }
     return kinds.get(run, "handled")
 
 
 def _described(value: Any) -> str:
-    if isinstance(value, api.DTensor):
+    if isinstance(value, DTensor):
         return str(value._spec)
     return f"plain {list(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__

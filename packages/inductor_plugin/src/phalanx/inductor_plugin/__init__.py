@@ -1,4 +1,4 @@
-"""Collectives that cost nothing under torch.compile.
+"""A backend of torch.compile that lowers collectives to calls of the core, without copies and waits.
 
     import torch
     import phalanx.inductor_plugin
@@ -6,19 +6,19 @@
     compiled = torch.compile(model, backend="phalanx")
 
 On groups whose ranks share a host, collectives of phalanx.collectives and of torch become calls of the core that are
-complete when they return; large ones are computed into symmetric memory and communicated where they lie, at the same
-address in every iteration. What became of each, and why: `reports()`.
+complete when they return; large inputs are computed into symmetric memory and communicated from there, at the same
+address in every iteration. `reports()` says which route each collective took and why.
 """
 
+from phalanx.inductor_plugin._eligibility import REASONS, Route
 from phalanx.inductor_plugin.backend import options, phalanx
 from phalanx.inductor_plugin.config import Config
-from phalanx.inductor_plugin.eligibility import REASONS, Route
-from phalanx.inductor_plugin.report import Line, Report, StrictError, clear_reports, reports
+from phalanx.inductor_plugin.report import CollectiveReport, Report, StrictError, clear_reports, reports
 
 __all__ = [
     "REASONS",
+    "CollectiveReport",
     "Config",
-    "Line",
     "Report",
     "Route",
     "StrictError",

@@ -1,6 +1,6 @@
-"""The private or unlisted parts of torch that this package relies on. Nothing else in it imports any.
+"""The private parts of torch that this package uses. No other module of the package uses any.
 
-Each says in which versions it was read. `test_inductor_torch_compat.py` fails with a plain text when torch moves one.
+Each entry says in which versions of torch it was read. `test_inductor_torch_compat.py` fails when torch moves one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +23,20 @@ except ImportError as error:  # pragma: no cover
         "written for torch 2.11 to 2.15."
     ) from error
 
+OpOverload = torch._ops.OpOverload  # read in 2.11 to 2.15
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+
+def op_name(target: Any) -> str:
+    """The name of an OpOverload without namespace and overload, or "". Read in 2.11 to 2.15."""
+    return str(getattr(target, "_opname", ""))
+
+
+def schema_of(target: Any) -> Any:
+    """The schema of an OpOverload. Read in 2.11 to 2.15."""
+    return target._schema
+
+
 PASS_OPTION = "post_grad_custom_post_pass"  # of Inductor's config; read in 2.11 to 2.15
 
 
@@ -30,19 +44,19 @@ def compile_with(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
     patches: Mapping[str, Any],
-    look_at: Callable[[torch.fx.GraphModule], None],
+    prepare_groups: Callable[[torch.fx.GraphModule], None],
 ) -> Callable[..., Any]:
-    """Inductor, with these options. Read in 2.11 to 2.15.
+    """Compile a graph with Inductor and these options. Read in 2.11 to 2.15.
 
     Args:
         module: The graph of Dynamo.
-        inputs: Its first inputs.
+        inputs: The inputs of the first call.
         patches: Options.
-        look_at: Is shown each graph that Inductor gets, before it looks into its cache.
+        prepare_groups: Is called with each graph before Inductor looks it up in its cache.
     """
 
     def inner(part: torch.fx.GraphModule, given: Sequence[Any], **options: Any) -> Any:
-        look_at(part)
+        prepare_groups(part)
         return _compile_inner(part, given, **options)
 
     compiled: Any = _compile_fx(module, inputs, inner_compile=inner, config_patches=dict(patches))
@@ -66,7 +80,7 @@ def mode_options(mode: str) -> dict[str, Any]:
 
 
 def with_effects() -> Any:
-    """What stands in a graph for a call of an op with an effect: (token, op, arguments) -> (token, results).
+    """The node of a call of an op with an effect: (token, op, arguments) -> (token, results).
 
     Read in 2.13.
     """
@@ -74,7 +88,7 @@ def with_effects() -> Any:
 
 
 def keep_effect(op: Any) -> None:
-    """Let `with_effects` take an op: Inductor keeps such calls in the order of the graph. Read in 2.13."""
+    """Register an op for `with_effects`: Inductor keeps such calls in the order of the graph. Read in 2.13."""
     from torch._higher_order_ops.effects import _EffectType, _get_effect, _register_effectful_op
 
     if _get_effect(op) is None:
@@ -87,7 +101,7 @@ def makes_cuda_graphs() -> bool:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse what Inductor has no option for. Read in 2.11 to 2.15.
+    """Refuse options that Inductor does not have. Read in 2.11 to 2.15.
 
     Raises:
         RuntimeError: There is no such option.
@@ -99,7 +113,7 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 
 def present_pass() -> Any:
-    """The pass that the user has already put where ours goes, or None. Read in 2.11 to 2.15."""
+    """The pass that the user has already set, or None. Read in 2.11 to 2.15."""
     return getattr(inductor_config, PASS_OPTION)
 
 
@@ -111,12 +125,12 @@ def passes_of(given: Any) -> list[Any]:
 
 
 def uuid_of(custom_pass: Any) -> Any:
-    """What identifies a pass, or None where it has nothing. Read in 2.11 to 2.15."""
+    """The uuid of a pass, or None if it has none. Read in 2.11 to 2.15."""
     return custom_pass.uuid() if isinstance(custom_pass, CustomGraphPass) else None
 
 
 def size_hint(value: Any) -> int | None:
-    """What a symbolic size is in this call, or None where only the data says it. Read in 2.11 to 2.15."""
+    """The value of a symbolic size in this call, or None if it depends on the data. Read in 2.11 to 2.15."""
     if isinstance(value, int):
         return value
     node = value.node
@@ -126,12 +140,12 @@ def size_hint(value: Any) -> int | None:
 
 
 def group_name_of(value: Any) -> str | None:
-    """The name of a group as it stands in a graph: a text, or (from 2.13 on) a ProcessGroup. None for others."""
+    """The name of a group in a graph, where it is a string or (from 2.13 on) a ProcessGroup. None for other values."""
     if isinstance(value, str):
         return value
     if isinstance(value, torch.fx.Node):
         value = value.meta.get("val")
-    value = getattr(value, "real_obj", value)  # of a FakeScriptObject
+    value = getattr(value, "real_obj", value)  # a FakeScriptObject has one
     name = getattr(value, "group_name", None)
     return str(name) if name is not None else None
 
@@ -162,13 +176,13 @@ def gpu_of(node: torch.fx.Node) -> torch.device | None:
 def _is_group(name: str) -> bool:
     try:
         _c10d._resolve_process_group(name)
-    except (RuntimeError, ValueError, KeyError):  # an argument that is another text, such as a reduction
+    except (RuntimeError, ValueError, KeyError):  # the argument is another string, such as a reduction
         return False
     return True
 
 
 def compile_id() -> str:
-    """Which compilation of Dynamo this thread is in, such as "0/1", or "". Read in 2.11 to 2.15."""
+    """The number of the current compilation of Dynamo, such as "0/1", or "". Read in 2.11 to 2.15."""
     from torch._guards import CompileContext
 
     found = CompileContext.current_compile_id()
@@ -176,7 +190,7 @@ def compile_id() -> str:
 
 
 def is_generated(target: Any) -> bool:
-    """Whether Inductor makes the kernel of an op itself, and so writes its result anywhere. Read in 2.11 to 2.15."""
+    """Whether Inductor generates the kernel of an op, and so can write its result anywhere. Read in 2.11 to 2.15."""
     from torch._inductor import lowering
 
     aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""torch.compile(backend="phalanx"): Inductor with one pass more."""
+"""The backend `phalanx` of torch.compile: Inductor with one additional pass."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,21 +6,21 @@ from typing import Any
 import torch
 
 from phalanx.inductor_plugin import _torch_compat
+from phalanx.inductor_plugin._passes import GraphPass
 from phalanx.inductor_plugin.config import split_options
-from phalanx.inductor_plugin.passes import GraphPass
 
 
 def options(**given: Any) -> dict[str, Any]:
-    """The same for stock Inductor: `torch.compile(model, options=phalanx.inductor_plugin.options())`.
+    """Options that add the pass to stock Inductor: `torch.compile(model, options=phalanx.inductor_plugin.options())`.
 
     Args:
         given: Options of the plug-in by their names in `Config` (`strict=True`).
 
     Returns:
-        Options for `torch.compile(backend="inductor")`. They hold for what is compiled with them, and nothing else.
+        Options for `torch.compile(backend="inductor")`. They affect only what is compiled with them.
 
     Raises:
-        ValueError: There is no such option, or it cannot have that value.
+        ValueError: There is no such option, or its value is not allowed.
     """
     config, _ = split_options({f"phalanx.{name}": value for name, value in given.items()})
     return {_torch_compat.PASS_OPTION: GraphPass(config, others=_torch_compat.present_pass())}
@@ -36,16 +36,17 @@ def phalanx(
     """The backend, as torch.compile calls it.
 
     Collectives of phalanx.collectives and of torch, on groups whose ranks share a host, become calls of the core that
-    are complete on return; large ones are computed into symmetric memory and communicated where they lie. Nothing
-    global changes: the pass is given to Inductor for this graph, its backward included.
+    are complete on return; large inputs are computed into symmetric memory and communicated from there. No global state
+    changes: the pass is given to Inductor for this graph and its backward only.
 
-    Where a graph has a collective on a group whose ranks have not met, they meet: collective then.
+    Collective if the graph has a collective on a group that is not initialized yet: its ranks exchange addresses then.
 
     Args:
         module: The graph.
-        inputs: What it is first called with.
+        inputs: The inputs of the first call.
         mode: As in torch.compile.
-        options: Those of Inductor, and ours with the prefix "phalanx." (`{"phalanx.strict": True}`, see `Config`).
+        options: Options of Inductor, and those of the plug-in (see `Config`) with the prefix "phalanx.":
+            `{"phalanx.strict": True}`.
 
     Returns:
         The compiled graph.
@@ -60,6 +61,6 @@ def phalanx(
         theirs = {**_torch_compat.mode_options(mode), **theirs}
     others = theirs.pop(_torch_compat.PASS_OPTION, _torch_compat.present_pass())
     graph_pass = GraphPass(config, others=others)
-    graph_pass.look_at(module)  # groups are part of the key of AOTAutograd's cache, ...
+    graph_pass.prepare_groups(module)  # groups are part of the key of AOTAutograd's cache, ...
     patches = {**theirs, _torch_compat.PASS_OPTION: graph_pass}
-    return _torch_compat.compile_with(module, inputs, patches, graph_pass.look_at)  # ... and of Inductor's
+    return _torch_compat.compile_with(module, inputs, patches, graph_pass.prepare_groups)  # ... and of Inductor's

@@ -1,4 +1,4 @@
-"""What the plug-in is told: by `torch.compile(options=...)`, and by the environment for what that leaves open."""
+"""The options of the plug-in: from `torch.compile(options=...)`, then from the environment, then the defaults."""
 
 import os
 from collections.abc import Mapping
@@ -14,31 +14,25 @@ class Config:
     """The options of the plug-in. All ranks of a group must be given the same.
 
     Attributes:
-        zero_copy_bytes: Values of at least this size are written straight into symmetric memory by what computes them,
-            and communicated where they lie. Smaller ones are faster through the slots of the core. 0 for all.
-        bucket_bytes: Neighbouring collectives of one kind whose inputs are at most this large are issued as one. 0 for
-            none.
-        overlap_ns: A collective whose result is needed only after computations of at least this estimated time is
-            started there and waited for where it is needed. 0 for none.
-        overlap_bytes: How much may be in flight at a time.
-        epilogue_bytes: Sums of at most this size are written as additions over the memory of the peers, so that
-            Inductor fuses what follows into the same kernel. 0, the default, for none: measured, a fused kernel that
-            reads the peers is slower than the core's reduction and one more kernel.
-        pipeline_bytes: Products next to a collective whose result is at least this large are computed in pieces, each
-            communicated while the next is computed. 0, the default, for none: it wins where ranks have cores to spare.
-        strict: Raise where a collective stays with torch.distributed, or is copied although it is large.
+        zero_copy_bytes: Values of at least this size, in bytes, are written directly into symmetric memory by the
+            kernel that computes them, and are communicated from there. Smaller ones are faster through the slots of the
+            core. 0 applies this to all values.
+        bucket_bytes: Neighbouring collectives of one kind whose inputs have at most this many bytes are issued as one
+            call. 0 disables this.
+        overlap_ns: A collective whose result is needed only after computations of at least this estimated time, in
+            nanoseconds, is started early and waited for at the first use. 0 disables this.
+        overlap_bytes: Limit of the bytes in flight at a time.
+        strict: Raise an error for a collective that stays with torch.distributed, or that is large and copied.
     """
 
     zero_copy_bytes: int = 512 << 10
     bucket_bytes: int = 8 << 10
     overlap_ns: int = 50_000
     overlap_bytes: int = 64 << 20
-    epilogue_bytes: int = 0
-    pipeline_bytes: int = 0
     strict: bool = False
 
     def key(self) -> tuple[tuple[str, Any], ...]:
-        """What tells compiled graphs of different options apart."""
+        """The part of a cache key that stands for the options."""
         return tuple(sorted(asdict(self).items()))
 
 
@@ -58,10 +52,10 @@ def _parse(name: str, text: str) -> Any:
 
 
 def from_environment() -> Config:
-    """The defaults, but for what the variable PHALANX_COMPILE says: `name=value`, separated by spaces.
+    """The defaults, with the changes in the variable PHALANX_COMPILE: `name=value`, separated by spaces.
 
     Raises:
-        ValueError: It names an option that does not exist, or has a value that cannot be.
+        ValueError: An option does not exist, or its value is not allowed.
     """
     given = {}
     for part in os.environ.get(_ENVIRONMENT, "").split():
@@ -73,13 +67,13 @@ def from_environment() -> Config:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
-    """Tell the options of the plug-in ("phalanx.strict") from those of Inductor (all others).
+    """Separate the options of the plug-in ("phalanx.strict") from those of Inductor (all others).
 
     Returns:
         The configuration, and the options of Inductor.
 
     Raises:
-        ValueError: An option of ours does not exist, or has a value that cannot be.
+        ValueError: An option of the plug-in does not exist, or its value is not allowed.
     """
     ours: dict[str, Any] = {}
     theirs: dict[str, Any] = {}
@@ -89,7 +83,9 @@ def split_options(options: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
             continue
         name = key.removeprefix(_PREFIX)
         if name not in _NAMES:
-            raise ValueError(f"there is no option '{key}'; options are {', '.join(_PREFIX + one for one in _NAMES)}")
+            raise ValueError(
+                f"there is no option '{key}'; options are {', '.join(_PREFIX + known for known in _NAMES)}"
+            )
         wanted = bool if isinstance(getattr(Config, name), bool) else int
         if type(value) is not wanted or (wanted is int and value < 0):
             raise ValueError(

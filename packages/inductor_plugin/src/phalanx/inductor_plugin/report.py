@@ -1,28 +1,28 @@
-"""What became of each collective of the graphs compiled in this process, and what it costs in copies."""
+"""Reports: the route of each collective of the graphs compiled in this process, and the bytes copied for it."""
 
 import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.inductor_plugin.eligibility import REASONS, Route
+from phalanx.inductor_plugin._eligibility import REASONS, Route
 
 
 @dataclass(frozen=True)
-class Line:
+class CollectiveReport:
     """One collective.
 
     Attributes:
-        what: The op, its dtype and shape.
+        call: The op, its dtype and shape.
         group: The name of its group.
-        route: What became of it.
-        reason: Why it is not better: a code of `REASONS`, or "".
-        nbytes: Size of its inputs; None where only the data says it.
-        copied_before: Bytes that torch copies for it beside moving them: its functional op clones the input.
-        copied_after: Bytes that are still copied so.
+        route: How it is executed.
+        reason: The reason for which it has no better route: a code of `REASONS`, or "".
+        nbytes: Size of its inputs; None where it depends on the data.
+        copied_before: Bytes that torch's functional op would copy in addition to the transfer: it clones the input.
+        copied_after: Bytes that are copied so in the lowered graph.
     """
 
-    what: str
+    call: str
     group: str
     route: Route
     reason: str = ""
@@ -32,7 +32,7 @@ class Line:
 
     def __str__(self) -> str:
         why = f" ({self.reason}: {REASONS[self.reason]})" if self.reason else ""
-        return f"{self.what} on '{self.group}': {self.route.value}{why}"
+        return f"{self.call} on '{self.group}': {self.route.value}{why}"
 
 
 @dataclass(frozen=True)
@@ -40,36 +40,36 @@ class Report:
     """One graph.
 
     Attributes:
-        graph: Which one: Dynamo's number of the compilation, and forward, backward or inference where it is known.
-        lines: Its collectives, in order.
-        arena_bytes: Symmetric memory that it uses, by group.
+        graph: Dynamo's number of the compilation, and forward, backward or inference where it is known.
+        collectives: The collectives of the graph, in order.
+        arena_bytes: Symmetric memory that the graph uses, by group.
     """
 
     graph: str
-    lines: tuple[Line, ...]
+    collectives: tuple[CollectiveReport, ...]
     arena_bytes: dict[str, int]
 
     @property
     def copied_before(self) -> int:
-        """Bytes that torch copies beside moving them."""
-        return sum(line.copied_before for line in self.lines)
+        """Bytes that torch would copy in addition to the transfers."""
+        return sum(collective.copied_before for collective in self.collectives)
 
     @property
     def copied_after(self) -> int:
-        """Bytes that are still copied so."""
-        return sum(line.copied_after for line in self.lines)
+        """Bytes that the lowered graph copies so."""
+        return sum(collective.copied_after for collective in self.collectives)
 
     def __str__(self) -> str:
         arenas = ", ".join(f"{nbytes:,} bytes on '{group}'" for group, nbytes in self.arena_bytes.items() if nbytes)
         head = (
-            f"graph {self.graph}: {len(self.lines)} collectives, {self.copied_before:,} bytes copied before and "
+            f"graph {self.graph}: {len(self.collectives)} collectives, {self.copied_before:,} bytes copied before and "
             f"{self.copied_after:,} after; arena: {arenas or 'none'}"
         )
-        return "\n".join([head, *(f"  {line}" for line in self.lines)])
+        return "\n".join([head, *(f"  {collective}" for collective in self.collectives)])
 
 
 class StrictError(RuntimeError):
-    """With the option `strict`: a collective is not lowered as well as it could be. The text names each, and why."""
+    """Raised with the option `strict` for collectives that still need copies. The text names each, with a reason."""
 
 
 _lock = threading.Lock()
@@ -78,15 +78,15 @@ _reports: list[Report] = []
 
 
 def add(report: Report) -> None:
-    """Keep a report."""
+    """Append a report to those of this process."""
     with _lock:
         _reports.append(report)
 
 
 def reports() -> list[Report]:
-    """The reports of the graphs that this process compiled so far, the oldest first.
+    """The reports of the graphs that this process has compiled, the oldest first.
 
-    A graph that came from a cache of Inductor was compiled by another process, or before, and has none. Not collective.
+    A graph that was taken from Inductor's cache has no report. Not collective.
     """
     with _lock:
         return list(_reports)
@@ -98,18 +98,18 @@ def clear_reports() -> None:
         _reports.clear()
 
 
-def check_strict(graph: str, lines: Sequence[Line], zero_copy_bytes: int) -> None:
+def check_strict(graph: str, collectives: Sequence[CollectiveReport], zero_copy_bytes: int) -> None:
     """Refuse a graph in which a collective stays with torch.distributed, or is copied although it is large.
 
     Raises:
-        StrictError: There is one.
+        StrictError: The graph has such a collective.
     """
-    bad = [line for line in lines if line.route is Route.KEPT or _copied(line, zero_copy_bytes)]
-    if bad:
-        named = "\n".join(f"  {line}" for line in bad)
-        raise StrictError(f"graph {graph}: {len(bad)} of {len(lines)} collectives still need copies:\n{named}")
+    copied = [each for each in collectives if each.route is Route.FALLBACK or _is_copied(each, zero_copy_bytes)]
+    if copied:
+        named = "\n".join(f"  {each}" for each in copied)
+        raise StrictError(f"graph {graph}: {len(copied)} of {len(collectives)} collectives still need copies:\n{named}")
 
 
-def _copied(line: Line, zero_copy_bytes: int) -> bool:
-    large = line.nbytes is None or line.nbytes >= max(1, zero_copy_bytes)
-    return large and line.route in (Route.SLOTS, Route.STARTED)
+def _is_copied(collective: CollectiveReport, zero_copy_bytes: int) -> bool:
+    large = collective.nbytes is None or collective.nbytes >= max(1, zero_copy_bytes)
+    return large and collective.route in (Route.SLOTS, Route.ASYNC)

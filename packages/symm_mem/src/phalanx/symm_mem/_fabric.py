@@ -1,42 +1,42 @@
-"""Symmetric memory of GPUs beyond the host, by handles of the NVLink fabric."""
+"""Symmetric memory of GPUs on several hosts, by handles of the NVLink fabric."""
 
 from collections.abc import Sequence
 
 import torch
 
 from phalanx.core import InvalidArgumentError, Memory, UnsupportedError
-from phalanx.symm_mem import _device_memory, _streams
-from phalanx.symm_mem._alloc import find, integers, storage_bytes, with_index
-from phalanx.symm_mem._context import current
+from phalanx.symm_mem import _cuda
+from phalanx.symm_mem._allocation import find, integers, storage_bytes, with_index
+from phalanx.symm_mem._state import current
 
 
 class _Mapping:
-    """What a storage over another process's block holds: the mapping goes when the streams are through with it."""
+    """Owned by a storage over a block of another process: unmaps it when the streams are done with it."""
 
-    __slots__ = ("_until",)
+    __slots__ = ("_guard",)
 
     def __init__(self, memory: Memory, device: torch.device) -> None:
-        self._until = _streams.UsedOn(memory, device)
+        self._guard = _cuda.StreamGuardedRef(memory, device)
 
 
 def export_fabric(tensor: torch.Tensor) -> bytes:
-    """The memory that a symmetric tensor lies in, as bytes for a process on this host or another. Not collective.
+    """A handle of the memory of a symmetric tensor, for a process on this host or another. Not collective.
 
-    Send them by any means; `import_fabric` there makes a tensor of them. Whoever has the bytes can map the memory. They
-    stand for the whole block, from its first byte on, and are of use until the last tensor in it is gone; what has been
-    mapped by then stays. What is written before must be over, or ordered by the caller's own means, as there are no
-    signals between such processes.
+    Send the bytes by any means; `import_fabric` in the other process makes a tensor of them. Every process that has the
+    bytes can map the memory. They denote the whole block, and are valid until the last tensor in it is gone; mappings
+    stay after that. Writes must have completed before, or be ordered by the caller, as there are no signals between
+    such processes.
 
     Args:
-        tensor: On a GPU, made by this package or in a memory pool of it; a view stands for its block.
+        tensor: A tensor on a GPU, made by this package or in a memory pool of it; a view denotes its block.
 
     Returns:
         96 bytes.
 
     Raises:
         InvalidArgumentError: The tensor is not in symmetric memory of this rank.
-        UnsupportedError: It is not on a GPU, or the GPU or its driver gives no such handles: the other GPU must be in
-            the same NVLink domain, and both processes in an IMEX channel. The text says what is missing.
+        UnsupportedError: The tensor is not on a GPU, or the GPU or its driver has no such handles: the other GPU must
+            be in the same NVLink domain, and both processes in an IMEX channel. The text says what is missing.
     """
     found = find(tensor)
     if found is None:
@@ -55,24 +55,24 @@ def import_fabric(
     """A tensor over memory that another process has exported. Not collective.
 
     As with `empty`, it is for work on the stream that is current here; it is unmapped when it and all views of it are
-    gone and the streams are through with it. It is not symmetric memory of this rank: no rendezvous takes it.
+    gone and the streams are done with it. It is not symmetric memory of this rank: `rendezvous` refuses it.
 
     Args:
-        handle: What `export_fabric` gave there.
+        handle: The result of `export_fabric` in the other process.
         size: The shape.
-        stride: In elements, one for each dim.
-        dtype: Of the elements.
+        stride: The strides in elements, one for each dim.
+        dtype: The dtype of the elements.
         device: The GPU that will use it; without an index, the current one.
-        storage_offset: Of the first element, in elements from the beginning of the block. That of a tensor which
-            `empty` made is 0; that of a view is its `storage_offset()`.
+        storage_offset: Offset of the first element in elements from the beginning of the block: 0 for a tensor of
+            `empty`, and its `storage_offset()` for a view.
 
     Returns:
         A tensor with this shape and these strides.
 
     Raises:
-        InvalidArgumentError: `handle` is no such handle, or the tensor would not fit the block; the text gives both.
-        UnsupportedError: The device is no GPU, or has no such handles; the text says what is missing.
-        DeviceError: The driver does not map it; for one, because its owner has freed it.
+        InvalidArgumentError: `handle` is not such a handle, or the tensor would not fit the block; the text gives both.
+        UnsupportedError: The device is not a GPU, or has no such handles; the text says what is missing.
+        DeviceError: The driver does not map it, for example because its owner has freed it.
     """
     if not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(f"dtype is {dtype!r}; give a torch.dtype")
@@ -81,7 +81,7 @@ def import_fabric(
     place = with_index(torch.device(device))
     if place.type != "cuda":
         raise UnsupportedError(f"import_fabric maps memory of GPUs, not on {place.type}")
-    _streams.refuse_capture("import_fabric", place, "memory cannot be mapped then; do it before")
+    _cuda.refuse_capture("import_fabric", place, "memory cannot be mapped then; do it before")
     nbytes = storage_bytes(shape, steps, dtype) + offset * dtype.itemsize
     memory = current().world.import_fabric(handle, (place.type, place.index))
     if nbytes > memory.size:
@@ -89,5 +89,5 @@ def import_fabric(
             f"size {list(shape)} with stride {list(steps)} of {dtype} from element {offset} on needs {nbytes} bytes; "
             f"the block has {memory.size}"
         )
-    storage = _device_memory.storage_at(memory.address, max(memory.size, 1), place, _Mapping(memory, place))
-    return _device_memory.tensor_of(storage, dtype, shape, steps).as_strided(shape, steps, offset)
+    storage = _cuda.storage_at(memory.address, max(memory.size, 1), place, _Mapping(memory, place))
+    return _cuda.tensor_of(storage, dtype, shape, steps).as_strided(shape, steps, offset)

@@ -1,55 +1,78 @@
-"""The handle that a rendezvous gives: the blocks of all ranks, and their signals."""
+"""The handle of a rendezvous: the blocks of all ranks, and their signals."""
 
 import mmap
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import prod
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 
 from phalanx.core import InvalidArgumentError, PhalanxError, Symm, ffi
-from phalanx.symm_mem import _device_memory, _streams
-from phalanx.symm_mem._groups import RankGroup
-from phalanx.symm_mem._statics import Statics
+from phalanx.symm_mem import _cuda
+from phalanx.symm_mem._process_group import RankGroup
+from phalanx.symm_mem._signal_pad import get_signal_pad_size, set_signal_pad_size
+from phalanx.symm_mem._state import Allocation, RankContext, Slot
 
 
-class SymmetricMemory(Statics):
+class _HandleType(type):
+    """Gives the class a `signal_pad_size`, that of later rendezvous; each handle has its own."""
+
+    @property
+    def signal_pad_size(cls) -> int:
+        """As `get_signal_pad_size` and `set_signal_pad_size`."""
+        return get_signal_pad_size()
+
+    @signal_pad_size.setter
+    def signal_pad_size(cls, size: int) -> None:
+        set_signal_pad_size(size)
+
+
+class SymmetricMemory(metaclass=_HandleType):
     """An allocation as every rank of a group sees it. Made by `rendezvous`.
 
-    Names and meaning are those of torch's `_SymmetricMemory`. Ranks are positions in the group. The
-    mappings live until the handle and all tensors of `get_buffer` and `get_signal_pad` are gone,
-    whatever becomes of the tensor.
+    Names and meaning are those of torch's `_SymmetricMemory`. Ranks are positions in the group. The mappings live until
+    the handle and all tensors of `get_buffer` and `get_signal_pad` are gone, also if the tensor is gone before.
 
-    A signal is counted, not a flag: `put_signal` never blocks, and n puts are taken by n waits.
-    What a rank wrote before `put_signal`, or before `barrier`, is visible to the other side after
-    the matching wait, whether torch wrote it or anything else. Timeouts are in milliseconds; 0 is
-    the default of the rank context, or else of the process group, or five minutes. After a timeout
-    the handle is as before it, and the call may be repeated.
+    Signals are counted: `put_signal` never blocks, and n waits take n signals. What a rank wrote before `put_signal`,
+    or before `barrier`, is visible to the other side after the matching wait. Timeouts are in milliseconds; 0 is the
+    default of the rank context, or else of the process group, or five minutes. After a timeout the handle is unchanged,
+    and the call may be repeated.
 
-    Of memory of a GPU, everything is put on torch's current stream, and returns: signals and barriers order streams.
-    What goes wrong there (a rank that does not come within the timeout, or dies) ends the kernel that waits, and is
-    raised by the next call on the group; what the stream does after it works with unspecified data, and the group is of
-    no further use. Calls from several streams that concern the same words keep their order: the later stream waits for
-    the earlier one. Buffers of peers are for the stream that is current when they are got.
+    With memory of a GPU, all calls put work on torch's current stream and return: signals and barriers order streams.
+    An error there (a rank that does not come within the timeout, or dies) ends the kernel that waits, and is raised by
+    the next call on the group; later work on the stream uses unspecified data, and the group is unusable afterwards.
+    Calls from several streams that use the same words keep their order: the later stream waits for the earlier one.
+    Buffers of peers are for the stream that is current when they are made.
 
-    The class has the static methods of torch's too, which are functions of this package: set_group_info,
+    The class also has the static methods of torch's class, which are functions of this package: set_group_info,
     empty_strided_p2p, rendezvous, is_symm_mem_tensor, get_backend, set_backend, get_mempool_allocator,
-    has_multicast_support, stream_write_value32 and memset32. Of the class itself, `signal_pad_size` is that of
-    later rendezvous: see `set_signal_pad_size`. `_SymmetricMemory` is another name of this class.
+    has_multicast_support, stream_write_value32 and memset32. The `signal_pad_size` of the class itself is that of later
+    rendezvous: see `set_signal_pad_size`. `_SymmetricMemory` is another name of this class.
 
     Attributes:
         rank: This rank's position in the group.
         world_size: Number of ranks of the group.
         group_name: Name of the group.
-        device: Where the blocks are.
+        device: The device of the blocks.
         offset: Bytes from the start of the block to the start of the tensor given to `rendezvous`.
         buffer_size: Bytes of each rank's block.
         signal_pad_size: Bytes of each rank's signal pad.
         signal_channels: Number of channels.
-        symm: The core's handle, with the collectives on symmetric memory.
+        symm: The handle of the core, with the collectives on symmetric memory.
     """
 
+    # Functions of this package, assigned in __init__.py.
+    set_group_info: ClassVar[Callable[..., None]]
+    empty_strided_p2p: ClassVar[Callable[..., torch.Tensor]]
+    rendezvous: ClassVar[Callable[..., "SymmetricMemory"]]
+    is_symm_mem_tensor: ClassVar[Callable[[torch.Tensor], bool]]
+    set_backend: ClassVar[Callable[[str], None]]
+    get_backend: ClassVar[Callable[[torch.device | str], str | None]]
+    get_mempool_allocator: ClassVar[Callable[..., Any]]
+
     def __init__(
-        self, group: RankGroup, symm: Symm, device: tuple[str, int], offset: int, order: _streams.Order
+        self, group: RankGroup, symm: Symm, device: tuple[str, int], offset: int, order: _cuda.StreamOrder
     ) -> None:
         self._group = group
         self._order = order
@@ -97,7 +120,7 @@ class SymmetricMemory(Statics):
 
     @property
     def multicast_ptr(self) -> int:
-        """An address that stands for the blocks of all ranks at once, where GPUs and their switch have such; else 0."""
+        """An address for the blocks of all ranks at once, if the GPUs and their switch support multicast; else 0."""
         if self._on_host:
             return 0
         return int(ffi.cast("uintptr_t", ffi.cast("phx_team *", self.symm.team).multicast))
@@ -111,9 +134,9 @@ class SymmetricMemory(Statics):
         """The memory of a rank as an ordinary contiguous tensor, without a copy. Not collective.
 
         Args:
-            rank: Whose block.
+            rank: The owner of the block.
             sizes: The shape.
-            dtype: Of the elements; need not be that of the tensor given to `rendezvous`.
+            dtype: The dtype, which need not be that of the tensor given to `rendezvous`.
             storage_offset: Elements of `dtype` from the start of the block. The start of a view is at
                 its `storage_offset()`.
 
@@ -132,9 +155,9 @@ class SymmetricMemory(Statics):
         """The counterpart, on a rank, of the tensor given to `rendezvous`. Not collective.
 
         Args:
-            peer: Whose block.
+            peer: The owner of the block.
             sizes: The shape.
-            dtype: Of the elements.
+            dtype: The dtype of the elements.
 
         Returns:
             As `get_buffer`, but it starts where the tensor given to `rendezvous` starts in its block.
@@ -152,21 +175,21 @@ class SymmetricMemory(Statics):
         return self._tensor("get_remote_tensor", self._buffers, peer, sizes, dtype, self.offset)
 
     def get_gathered(self, sizes: Sequence[int], dtype: torch.dtype, storage_offset: int = 0) -> torch.Tensor:
-        """The same part of all ranks' memory as one tensor, without a copy: an all_gather that moves nothing.
+        """The same part of all ranks' memory as one tensor: an all_gather without a copy.
 
-        The pages of the blocks are mapped once more, one rank's after another's. What a rank writes to its block is
-        there: read it after a barrier. Not collective. Phalanx's own; torch has no such function.
+        The pages of the blocks are mapped once more, one rank's after another's. Writes of a rank to its block appear
+        there: read them after a barrier. Not collective. Torch has no such function.
 
         Args:
             sizes: The shape of one rank's part. Its bytes must be whole pages (4096 bytes on x86-64).
-            dtype: Of the elements.
+            dtype: The dtype of the elements.
             storage_offset: Elements of `dtype` from the start of the block to the part, whole pages too.
 
         Returns:
             A contiguous tensor of shape ``[world_size * sizes[0], *sizes[1:]]``, for a part of at least one dim.
 
         Raises:
-            InvalidArgumentError: The part is no whole pages, or would not fit into the block.
+            InvalidArgumentError: The part is not made of whole pages, or would not fit into the block.
             UnsupportedError: The blocks are not in host memory, or not in pages that can be mapped twice.
         """
         if not isinstance(dtype, torch.dtype):
@@ -190,7 +213,7 @@ class SymmetricMemory(Statics):
         """The signal pad of a rank as a tensor, without a copy. Not collective. See `signal_pad_ptrs` for its layout.
 
         Args:
-            rank: Whose pad.
+            rank: The owner of the pad.
             sizes: The shape; empty for one dim that reaches to the end of the pad.
             dtype: None is torch.uint32.
             storage_offset: Elements of `dtype` from the start of the pad.
@@ -250,20 +273,20 @@ class SymmetricMemory(Statics):
         if not places:
             places.extend(self.symm.signal_pad_ptrs if pads else self.symm.buffer_ptrs)
         start, end = span
-        keeper = _streams.UsedOn(self.symm, self.device)
-        storage = _device_memory.storage_at(places[rank] + start, end - start, self.device, keeper)
+        owner = _cuda.StreamGuardedRef(self.symm, self.device)
+        storage = _cuda.storage_at(places[rank] + start, end - start, self.device, owner)
         steps, step = [], 1
         for size in reversed(sizes):
             steps.append(step)
             step *= size
-        return _device_memory.tensor_of(storage, dtype, sizes, tuple(reversed(steps)))
+        return _cuda.tensor_of(storage, dtype, sizes, tuple(reversed(steps)))
 
     def stream(self) -> int:
-        """The stream for a collective of `symm`: torch's current one, after those of earlier ones. 0 on CPU."""
+        """The stream for a collective of `symm`: torch's current one, ordered after earlier calls. 0 on CPU."""
         return 0 if self._on_host else self._order.next(self.device, "collective")
 
     def _signals(self, *use: Hashable) -> int | None:
-        """The stream for a signal or barrier; None: it is the host's."""
+        """The stream for a signal or barrier; None on CPU."""
         return None if self._on_host else self._order.next(self.device, use)
 
     # ---- signals --------------------------------------------------------------------------------
@@ -273,8 +296,8 @@ class SymmetricMemory(Statics):
 
         Args:
             dst_rank: The receiver.
-            channel: Below `signal_channels`; channels do not disturb each other.
-            timeout_ms: Not needed, and there because torch has it.
+            channel: A channel below `signal_channels`; channels are independent.
+            timeout_ms: Ignored; torch has it.
 
         Raises:
             InvalidArgumentError: There is no such rank or channel.
@@ -283,7 +306,7 @@ class SymmetricMemory(Statics):
         try:
             self.symm.put_signal(dst_rank, channel, stream=self._signals("put", dst_rank, channel))
         except PhalanxError as error:
-            self._group.in_global_ranks(error)
+            self._group.with_global_ranks(error)
             raise
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
@@ -291,8 +314,8 @@ class SymmetricMemory(Statics):
 
         Args:
             src_rank: The sender.
-            channel: Below `signal_channels`.
-            timeout_ms: How long to wait.
+            channel: A channel below `signal_channels`.
+            timeout_ms: The timeout in milliseconds.
 
         Raises:
             WaitTimeoutError: It did not come; the text names the sender. No signal was taken.
@@ -302,30 +325,146 @@ class SymmetricMemory(Statics):
         try:
             self.symm.wait_signal(src_rank, channel, timeout_ms, stream=self._signals("wait", src_rank, channel))
         except PhalanxError as error:
-            self._group.in_global_ranks(error)
+            self._group.with_global_ranks(error)
             raise
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait until every rank has come to this barrier. Collective.
 
         Args:
-            channel: Below `signal_channels`; independent of other channels and of the signals.
-            timeout_ms: How long to wait.
+            channel: A channel below `signal_channels`; independent of other channels and of the signals.
+            timeout_ms: The timeout in milliseconds.
 
         Raises:
-            WaitTimeoutError: The text names a rank that did not come. A repeated call goes on with
-                the same barrier.
+            WaitTimeoutError: The text names a rank that did not come. A repeated call continues the same barrier.
             PeerDeadError: A rank died.
             InvalidArgumentError: There is no such channel.
         """
         try:
             self.symm.barrier(channel, timeout_ms, stream=self._signals("barrier", channel))
         except PhalanxError as error:
-            self._group.in_global_ranks(error)
+            self._group.with_global_ranks(error)
             raise
+
+    @staticmethod
+    def has_multicast_support(device_type: Any, device_idx: int) -> bool:
+        """Whether a device supports multicast. Host memory does not.
+
+        For a GPU this is what the driver says of that GPU alone; `multicast_ptr` of a handle tells whether the GPUs of
+        the ranks are connected so.
+
+        Args:
+            device_type: "cpu" or "cuda", or torch's DeviceType.
+            device_idx: Index of the GPU.
+        """
+        return _cuda.has_multicast(device_type, device_idx)
+
+    @staticmethod
+    def stream_write_value32(input: torch.Tensor, offset: int, val: int) -> torch.Tensor:  # noqa: A002 - torch's name
+        """Write a word, ordered with the other work of this rank. Not collective.
+
+        Args:
+            input: A contiguous tensor with elements of 32 bits, such as that of `get_signal_pad`.
+            offset: Index of the word.
+            val: The value, -2^31 to 2^32 - 1.
+
+        Returns:
+            The tensor.
+
+        Raises:
+            InvalidArgumentError: An argument is wrong.
+        """
+        written: torch.Tensor = torch.ops.phalanx.stream_write_value32_(input, offset, val)
+        return written
+
+    @staticmethod
+    def memset32(input: torch.Tensor, offset: int, val: int, count: int = 1) -> torch.Tensor:  # noqa: A002
+        """Write several words with one value, as `stream_write_value32`. Not collective.
+
+        Args:
+            input, offset, val: As in `stream_write_value32`; `offset` is the first word.
+            count: Number of words.
+        """
+        written: torch.Tensor = torch.ops.phalanx.memset32_(input, offset, val, count)
+        return written
 
     def __repr__(self) -> str:
         return (
             f"SymmetricMemory(rank {self.rank} of {self.world_size} in group {self.group_name!r}, "
             f"{self.buffer_size} bytes on {self.device}, offset {self.offset})"
         )
+
+
+class Handles:
+    """The handles of one allocation.
+
+    Attributes:
+        by_place: The handles, by group and byte offset.
+        orders: The order of their work on streams, by group.
+    """
+
+    def __init__(self) -> None:
+        self.by_place: dict[tuple[RankGroup, int], SymmetricMemory] = {}
+        self.orders: dict[RankGroup, _cuda.StreamOrder] = {}
+
+
+_handles: Slot[Handles] = Slot(Handles)
+_live: Slot[WeakSet[SymmetricMemory]] = Slot(WeakSet)  # all handles of a rank
+
+
+def handles_of(allocation: Allocation) -> Handles:
+    """The handles of an allocation."""
+    return _handles.of(allocation)
+
+
+def live_handles(context: RankContext) -> "WeakSet[SymmetricMemory]":
+    """All handles of a rank. They are changed and iterated under the lock of the context."""
+    return _live.of(context)
+
+
+def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
+    """Copy a tensor into the memory of a rank, then send that rank a signal. Never blocks. Not collective.
+
+    As `torch.distributed._symmetric_memory.put_signal`. The signal is sent on channel 0 of the handle;
+    `SymmetricMemory.wait_signal` receives it, too.
+
+    Args:
+        src: The tensor, of any strides, on the device of the handle. It is copied, contiguous and in its dtype, to the
+            start of the peer's counterpart of the tensor given to `rendezvous`.
+        hdl: A handle of `rendezvous`.
+        peer: The receiver's position in the group.
+
+    Raises:
+        InvalidArgumentError: There is no such rank, `src` does not fit into its block, or an argument is of the wrong
+            kind. Nothing was copied.
+        RevokedError: The group failed before.
+    """
+    _check_handle("put_signal", hdl)
+    if not isinstance(src, torch.Tensor) or src.device != hdl.device:
+        raise InvalidArgumentError(
+            f"put_signal: src is {f'on {src.device}' if isinstance(src, torch.Tensor) else repr(src)}; give a tensor "
+            f"on {hdl.device}"
+        )
+    hdl.get_remote_tensor(peer, src.shape, src.dtype).copy_(src.detach())
+    hdl.put_signal(peer)
+
+
+def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
+    """Wait for a signal of a rank. What the rank put before it is in this rank's memory then. Not collective.
+
+    As `torch.distributed._symmetric_memory.wait_signal`; `SymmetricMemory.wait_signal` takes a channel and a timeout.
+
+    Args:
+        hdl: A handle of `rendezvous`.
+        peer: The sender's position in the group.
+
+    Raises:
+        WaitTimeoutError, PeerDeadError, InvalidArgumentError: As `SymmetricMemory.wait_signal`.
+    """
+    _check_handle("wait_signal", hdl)
+    hdl.wait_signal(peer)
+
+
+def _check_handle(operation: str, handle: SymmetricMemory) -> None:
+    if not isinstance(handle, SymmetricMemory):
+        raise InvalidArgumentError(f"{operation}: hdl is a {type(handle).__name__}; give what rendezvous returned")

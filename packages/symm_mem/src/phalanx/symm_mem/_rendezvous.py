@@ -4,27 +4,27 @@ import torch
 
 from phalanx.collectives import GroupLike
 from phalanx.core import InvalidArgumentError, NotFoundError, PhalanxError, Symm
-from phalanx.symm_mem import _streams
-from phalanx.symm_mem._alloc import Allocation, find
-from phalanx.symm_mem._context import current
-from phalanx.symm_mem._groups import RankGroup, resolve
-from phalanx.symm_mem._handle import SymmetricMemory
+from phalanx.symm_mem import _cuda
+from phalanx.symm_mem._allocation import find
+from phalanx.symm_mem._handle import SymmetricMemory, handles_of, live_handles
+from phalanx.symm_mem._process_group import RankGroup, resolve
+from phalanx.symm_mem._state import Allocation, current
 
 
 def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_ms: int = 0) -> SymmetricMemory:
     """Map the memory that a tensor lies in on every rank of a group.
 
-    Collective among the ranks of the group the first time that this memory meets this group: each
-    rank gives a tensor of its own, in a block with the same number of bytes. After that it returns
-    the same handle at once. As `torch.distributed._symmetric_memory.rendezvous`.
+    Collective among the ranks of the group the first time for this memory and this group: each rank gives a tensor of
+    its own, in a block with the same number of bytes. Later calls return the same handle at once. As
+    `torch.distributed._symmetric_memory.rendezvous`.
 
     Args:
-        tensor: Made by `empty` or `empty_strided_p2p`, or a view of such a one. A view gives a
-            handle with the view's `offset`; handles of one block share their signals.
+        tensor: A tensor of `empty` or `empty_strided_p2p`, or a view of one. A view gives a handle with the `offset` of
+            the view; handles of one block share their signals.
         group: The name given to `set_group_info`, or what `phalanx.collectives` takes as a group, but a core group.
             None: the group that the tensor was allocated for.
-        timeout_ms: How long to wait for the other ranks, in milliseconds; 0 is the default of the rank context, or else
-            of the process group, or five minutes.
+        timeout_ms: The timeout in milliseconds; 0 is the default of the rank context, or else of the process group, or
+            five minutes.
 
     Returns:
         The handle.
@@ -32,26 +32,31 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
     Raises:
         InvalidArgumentError: The tensor is ordinary memory, or no group was given.
         NotFoundError: There is no such group.
-        MismatchError: The ranks' blocks differ; the text, on every rank, names the odd one.
-        WaitTimeoutError: Ranks did not come; the text names them. The group is of no use after it.
+        MismatchError: The blocks of the ranks differ; the text, on every rank, names the one that differs.
+        WaitTimeoutError: Ranks did not come; the text names them. The group is unusable afterwards.
         UnsupportedError: The ranks share no memory, such as those of different hosts; or a stream is being captured.
     """
     allocation, offset = _allocation_of("rendezvous", tensor)
     members = resolve(_group_of("rendezvous", allocation, group))
-    handle = allocation.handles.get((members, offset))
+    handle = handles_of(allocation).by_place.get((members, offset))
     if handle is not None:
         return handle
-    _streams.refuse_capture("rendezvous", tensor.device, "ranks cannot meet then; do it before")
+    _cuda.refuse_capture("rendezvous", tensor.device, "ranks cannot meet then; do it before")
     try:
-        symm = members.meet(current(), timeout_ms).rendezvous(allocation.address, timeout_ms)
+        symm = members.initialize(current(), timeout_ms).rendezvous(allocation.address, timeout_ms)
     except PhalanxError as error:
-        members.in_global_ranks(error)
+        members.with_global_ranks(error)
         raise
-    return _kept(allocation, members, symm, offset)
+    return _handle(allocation, members, symm, offset)
+
+
+def rendezvous_by_name(tensor: torch.Tensor, group_name: str | None = None) -> SymmetricMemory:
+    """`rendezvous` with the arguments of torch's `_SymmetricMemory.rendezvous`."""
+    return rendezvous(tensor, group_name)
 
 
 def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -> SymmetricMemory:
-    """The handle that an earlier `rendezvous` of this memory with this group gave. Not collective.
+    """The handle of an earlier `rendezvous` of this memory with this group. Not collective.
 
     Args:
         tensor, group: As in `rendezvous`.
@@ -62,10 +67,10 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
     """
     allocation, offset = _allocation_of("get_symmetric_memory", tensor)
     members = resolve(_group_of("get_symmetric_memory", allocation, group))
-    handle = allocation.handles.get((members, offset))
+    handle = handles_of(allocation).by_place.get((members, offset))
     if handle is not None:
         return handle
-    core_group = members.met()
+    core_group = members.initialized()
     symm = None if core_group is None else core_group.find_symm(allocation.address)
     if symm is None:
         raise NotFoundError(
@@ -73,18 +78,19 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
             f"(this one has had none with group {members.name!r})",
             group=members.name,
         )
-    return _kept(allocation, members, symm, offset)  # another view of the block had the rendezvous
+    return _handle(allocation, members, symm, offset)  # the rendezvous was of another view of the block
 
 
-def _kept(allocation: Allocation, members: RankGroup, symm: Symm, offset: int) -> SymmetricMemory:
-    """The handle of this place of a block, which another thread may have made meanwhile."""
-    order = allocation.orders.setdefault(members, _streams.Order())
-    made = SymmetricMemory(members, symm, allocation.device, offset, order)
-    handle = allocation.handles.setdefault((members, offset), made)
-    if handle is made:
+def _handle(allocation: Allocation, members: RankGroup, symm: Symm, offset: int) -> SymmetricMemory:
+    """The handle for this offset in a block, which another thread may have made before."""
+    handles = handles_of(allocation)
+    order = handles.orders.setdefault(members, _cuda.StreamOrder())
+    new = SymmetricMemory(members, symm, allocation.device, offset, order)
+    handle = handles.by_place.setdefault((members, offset), new)
+    if handle is new:
         context = current()
         with context.lock:
-            context.handles.add(handle)
+            live_handles(context).add(handle)
     return handle
 
 

@@ -1,6 +1,6 @@
-"""How large the signal pads are."""
+"""The size of signal pads."""
 
-from phalanx.symm_mem._context import current
+from phalanx.symm_mem._state import current
 
 
 def set_signal_pad_size(size: int) -> None:
@@ -8,18 +8,18 @@ def set_signal_pad_size(size: int) -> None:
 
     As `torch.distributed._symmetric_memory.set_signal_pad_size`. Here a pad has one word of 4 bytes for each rank of
     its group in each channel, those of one rank in cache lines of their own, and all groups of a rank have the same
-    number of channels. So the size gives that number, size / 8 rounded up, with which the pad of each group of two
-    ranks or more has at least `size` bytes.
-    `SymmetricMemory.signal_pad_size` is what a pad has, `SymmetricMemory.signal_channels` the number.
+    number of channels. The size therefore sets that number, size / 8 rounded up: the pad of each group of two ranks or
+    more has at least `size` bytes. `SymmetricMemory.signal_pad_size` is the size of a pad,
+    `SymmetricMemory.signal_channels` the number of channels.
 
-    It holds for this rank's memory from its first allocation on, so it must be called before that; `finalize` or a
-    new `rank_context` begin anew. A rendezvous of ranks that set different sizes names the odd one.
+    The size applies to all memory of this rank, so it must be set before the first allocation, or after `finalize` or
+    in a new `rank_context`. A rendezvous of ranks with different sizes names the rank that differs.
 
     Args:
-        size: In bytes, at most 524288. 0 goes back to the default, 64 channels.
+        size: The size in bytes, at most 524288. 0 restores the default, 64 channels.
 
     Raises:
-        InvalidArgumentError: The size is no number of bytes, or too large.
+        InvalidArgumentError: The size is not a number of bytes, or too large.
         InUseError: This rank has allocated before, with another number of channels.
     """
     current().set_signal_pad_size(size)
@@ -31,6 +31,6 @@ def get_signal_pad_size() -> int:
     As `torch.distributed._symmetric_memory.get_signal_pad_size`.
 
     Returns:
-        What `set_signal_pad_size` was given, or what the default number of channels gives.
+        The argument of `set_signal_pad_size`, or the size of the default number of channels.
     """
     return current().signal_pad_size

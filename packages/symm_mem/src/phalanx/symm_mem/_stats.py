@@ -1,13 +1,13 @@
-"""What a rank's symmetric memory amounts to."""
+"""Statistics of the symmetric memory of a rank."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from phalanx.core import MemoryCount
-from phalanx.symm_mem import _streams
-from phalanx.symm_mem._alloc import Allocation
-from phalanx.symm_mem._context import current
+from phalanx.symm_mem import _cuda
+from phalanx.symm_mem._handle import handles_of, live_handles
+from phalanx.symm_mem._state import Allocation, current
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class PersistentBlock:
 
     Attributes:
         alloc_id: As in `empty_strided_p2p`.
-        group_name: As there.
-        device: Such as ("cpu", 0).
-        size_bytes: Of the block.
-        live: Whether a tensor of it is alive. Otherwise it is idle, and waits for the next one.
-        handles: How many handles it keeps.
+        group_name: As in `empty_strided_p2p`.
+        device: Device type and index, such as ("cpu", 0).
+        size_bytes: Size of the block.
+        live: Whether a tensor of it is alive. Otherwise it is idle, and kept for the next one.
+        handles: Number of handles that it keeps.
     """
 
     alloc_id: int
@@ -32,20 +32,20 @@ class PersistentBlock:
 
 
 class MemStats(MemoryCount):
-    """A tuple (blocks, size_bytes) of all that this rank has allocated, idle persistent blocks included.
+    """A tuple (blocks, size_bytes) for all blocks of this rank, idle persistent blocks included.
 
     Attributes:
-        blocks: How many there are.
-        size_bytes: Their sizes added up.
-        by_device: Of each device that has any, such as ("cuda", 1), how many there are, and their sizes added up.
-            Memory pools on GPUs are counted in the whole alone.
-        persistent: The persistent ones among them, in the order of their alloc ids.
-        handles: How many handles of `rendezvous` are alive. One of a block is kept for as long as the block.
-        peer_size_bytes: Bytes of the blocks of other ranks that these handles have mapped, without signal pads; a
-            block counts once for each group.
+        blocks: Number of blocks.
+        size_bytes: Sum of their sizes.
+        by_device: The same for each device that has any, such as ("cuda", 1). Memory pools on GPUs are counted in the
+            totals only.
+        persistent: The persistent blocks, in the order of their alloc ids.
+        handles: Number of handles of `rendezvous` that are alive. Handles live as long as their block.
+        peer_size_bytes: Bytes of the blocks of other ranks that these handles have mapped, without signal pads; a block
+            counts once for each group.
     """
 
-    # Beside the tuple, as in os.stat_result: what unpacks the two numbers or compares them goes on.
+    # Not in the tuple, as in os.stat_result: code that unpacks or compares the two numbers keeps working.
     by_device: Mapping[tuple[str, int], MemoryCount] = MappingProxyType({})
     persistent: tuple[PersistentBlock, ...] = ()
     handles: int = 0
@@ -53,12 +53,12 @@ class MemStats(MemoryCount):
 
     @property
     def live_persistent_blocks(self) -> int:
-        """How many persistent blocks have a tensor that is alive."""
+        """Number of persistent blocks with a tensor that is alive."""
         return sum(block.live for block in self.persistent)
 
     @property
     def idle_persistent_blocks(self) -> int:
-        """How many persistent blocks have none; `drop` frees such a block."""
+        """Number of persistent blocks without a tensor; `drop` frees such a block."""
         return len(self.persistent) - self.live_persistent_blocks
 
     def __repr__(self) -> str:
@@ -69,24 +69,24 @@ class MemStats(MemoryCount):
 
 
 def get_mem_stats() -> MemStats:
-    """What this rank has allocated and mapped. Not collective.
+    """Statistics of what this rank has allocated and mapped. Not collective.
 
     Returns:
-        A tuple (blocks, size_bytes) with more attributes: see `MemStats`.
+        A tuple (blocks, size_bytes) with further attributes: see `MemStats`.
     """
     context = current()
     if not context.has_world:
-        return MemStats(0, 0)  # and the size of signal pads can still be set
-    _streams.drain()
+        return MemStats(0, 0)  # without making a world: the size of signal pads can still be set
+    _cuda.drain()
     world = context.world
     with context.lock:
-        handles = list(context.handles)
+        handles = list(live_handles(context))
         allocations = list(context.allocations.values())
     blocks = []
     for each, alloc_id in [(each, each.alloc_id) for each in allocations if each.alloc_id is not None]:
         found = world.find(each.address)
-        if found is not None and found.alloc_id == alloc_id:  # otherwise it has been dropped meanwhile
-            handle_count = len(each.handles)
+        if found is not None and found.alloc_id == alloc_id:  # otherwise it was dropped meanwhile
+            handle_count = len(handles_of(each).by_place)
             blocks.append(PersistentBlock(alloc_id, each.group_name, each.device, each.size, found.live, handle_count))
     stats = MemStats(*world.mem_count())
     stats.by_device = _by_device(allocations)

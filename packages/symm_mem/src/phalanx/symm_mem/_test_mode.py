@@ -1,13 +1,13 @@
-"""Whether symmetric memory is to be had for a group, and a pretence of it for tests that only compile."""
+"""Whether a group supports symmetric memory, and a test mode in which this is pretended, for tests of compilers."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from phalanx.core import InvalidArgumentError, PhalanxError
-from phalanx.symm_mem._groups import resolve
+from phalanx.symm_mem._process_group import resolve
 
-# The names in a tuple, and in place of them None for all names; None outside of the test mode.
+# A tuple of the set of names, or of None for all names; None outside of the test mode.
 _pretended: ContextVar[tuple[set[str] | None] | None] = ContextVar("phalanx.symm_mem test mode", default=None)
 
 
@@ -15,11 +15,11 @@ _pretended: ContextVar[tuple[set[str] | None] | None] = ContextVar("phalanx.symm
 def _test_mode(group_names: set[str] | None = None) -> Iterator[None]:
     """Make `is_symm_mem_enabled_for_group` say yes for groups that need not exist, on the calling thread.
 
-    As `_test_mode` of `torch.distributed._symmetric_memory`, for tests of what a compiler makes of a program. The ops
-    stay what they are: to trace one, its group must exist.
+    As `_test_mode` of `torch.distributed._symmetric_memory`, for tests of compilers. The ops are unchanged: to trace
+    one, its group must exist.
 
     Args:
-        group_names: For these it says yes, for all others no. None: it says yes for all.
+        group_names: The groups for which the answer is yes; None for all.
     """
     token = _pretended.set((group_names,))
     try:
@@ -31,14 +31,14 @@ def _test_mode(group_names: set[str] | None = None) -> Iterator[None]:
 def is_symm_mem_enabled_for_group(group_name: str) -> bool:
     """Whether `rendezvous` takes this group. Not collective.
 
-    As the function of this name in `torch.distributed._symmetric_memory`. Nothing needs to be enabled first. Whether
-    the ranks of the group share memory shows when they meet, at the first rendezvous.
+    As the function of this name in `torch.distributed._symmetric_memory`. Nothing needs to be enabled before. Whether
+    the ranks of the group share memory is found out at the first rendezvous.
 
     Args:
-        group_name: Given to `set_group_info`, or the name of a torch process group.
+        group_name: A name given to `set_group_info`, or the name of a torch process group.
 
     Raises:
-        InvalidArgumentError: It is no string.
+        InvalidArgumentError: The name is not a string.
     """
     if not isinstance(group_name, str):
         raise InvalidArgumentError(f"is_symm_mem_enabled_for_group: group_name is {group_name!r}; give a name")

@@ -1,8 +1,9 @@
-"""The private or recent parts of torch that this package relies on. Nothing else here imports any.
+"""The private or recent parts of torch that this package uses. No other module of the package uses any.
 
-Read in torch 2.13.0. `test_torch_compat.py` fails with a plain text when torch moves them.
+Read in torch 2.13.0. `test_torch_compat.py` and `test_scaled_matmul.py` fail when torch moves or changes them.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     _world,
 )
 
+from phalanx.core import InvalidArgumentError
 from phalanx.core.timeouts import milliseconds
 
 
@@ -45,12 +47,12 @@ def store_of(group: dist.ProcessGroup) -> Any:
     """
     try:
         return _get_process_group_store(group)
-    except (KeyError, RuntimeError, ValueError):  # it was made by hand, and torch.distributed does not know it
+    except (KeyError, RuntimeError, ValueError):  # it was made without torch.distributed
         return cast(Any, group).get_group_store()
 
 
 def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
-    """Global ranks of a group, in order; its own numbers where nobody said the global ones. Read in 2.13."""
+    """Global ranks of a group, in order; its own numbers if the global ones are not known. Read in 2.13."""
     known = _world.pg_group_ranks.get(group) or {}
     if len(known) != group.size():
         return tuple(range(group.size()))
@@ -58,11 +60,11 @@ def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
 
 
 def timeout_ms_of(group: dist.ProcessGroup) -> int:
-    """The timeout of a group in milliseconds, or 0 where it does not tell it. Read in 2.13."""
+    """The timeout of a group in milliseconds, or 0 if it is not known. Read in 2.13."""
     for device in (torch.device("cpu"), *cast(Any, group)._device_types):
         try:
             timeout: timedelta = cast(Any, group)._get_backend(device).options._timeout
-        except (RuntimeError, AttributeError):  # it has no backend for that; or one whose options are not known
+        except (RuntimeError, AttributeError):  # it has no backend for the device, or one with unknown options
             continue
         return milliseconds(timeout)
     return 0
@@ -72,3 +74,63 @@ def is_fake(group: dist.ProcessGroup) -> bool:
     """Whether the other ranks of a group are fake. Read in 2.13."""
     config = _world.pg_backend_config.get(group)
     return config is not None and dist.get_backend(group) == "fake"
+
+
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    result_scale: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    use_fast_accum: bool,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """(a * scale_a) @ (b * scale_b) + bias of matrices in float8, which torch also computes on CPU. Read in 2.13.
+
+    torch.nn.functional.scaled_mm is public, but takes no result scale.
+
+    Args:
+        a: A matrix [M, K] of a float8 dtype.
+        b: A matrix [K, N] of a float8 dtype.
+        scale_a: float32, one element, or [M, 1].
+        scale_b: float32, one element, or [1, N].
+        bias: [N] or None.
+        result_scale: float32, one element; used only for results of float8.
+        out_dtype: The dtype of the result; None is that of `a`.
+        use_fast_accum: Ignored on CPU.
+        out: Contiguous [M, N] of the dtype of the result, or None.
+    """
+    arguments = (a, b, scale_a, scale_b, bias, result_scale, out_dtype, use_fast_accum)
+    found: torch.Tensor = (
+        torch.ops.aten._scaled_mm.default(*arguments)
+        if out is None
+        else torch.ops.aten._scaled_mm.out(*arguments, out=out)
+    )
+    return found
+
+
+# The dispatcher turns dtypes in a list (ScalarType?[]; not a single one) into the numbers of c10/core/ScalarType.h.
+# These are the ones that a product of float8 matrices can have. Read in 2.13.
+_BY_NUMBER = {
+    5: torch.float16,
+    6: torch.float32,
+    7: torch.float64,
+    15: torch.bfloat16,
+    23: torch.float8_e5m2,
+    24: torch.float8_e4m3fn,
+}
+
+
+def dtypes_of(listed: Sequence[torch.dtype | int | None]) -> list[torch.dtype | None]:
+    """The dtypes of a list that has passed the dispatcher.
+
+    Raises:
+        InvalidArgumentError: One is not a floating dtype.
+    """
+    found = [_BY_NUMBER.get(each) if isinstance(each, int) else each for each in listed]
+    for given, dtype in zip(listed, found, strict=True):
+        if given is not None and dtype is None:
+            raise InvalidArgumentError(f"out_dtypes has the scalar type {given}, which is none of {_BY_NUMBER}")
+    return found

@@ -1,94 +1,67 @@
-"""What is compiled for the torch that is installed: a Python module, with what is in C++ because Python is too slow.
+"""An optional Python module in C++ that does what Python does otherwise, a few microseconds faster per call.
 
-autograd.cpp has the autograd kernels for calls that need no gradient, eager.cpp the short road of eager mode. Both do
-what Python does without them, a few microseconds faster. `phalanx build` compiles them into the user's cache directory,
-under a name that says for which torch, which Python and which source, so that no other loads it.
+autograd.cpp has the autograd kernels for calls that need no gradient, eager.cpp the fast path of eager mode. `phalanx
+build` compiles them for the installed torch.
 """
 
 import argparse
-import logging
 import sys
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from phalanx.collectives import building
+from phalanx.collectives._op_table import OPS
+from phalanx.collectives.extension import Extension
 from phalanx.core import load_torch_ops
 
-log = logging.getLogger("phalanx.collectives")
-
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("autograd.cpp", "eager.cpp"))
-_HEADERS = (Path(__file__).with_name("core_api.h"),)
-_MODULE = "phalanx_native"  # as eager.cpp says
+_HERE = Path(__file__).parent
+_FUNCTIONS = "kernel_of", "wait_storage", "last_error", "all_reduce", "take_interrupted"  # of phalanx_torch.h
 
 
-def library(ops: Iterable[str]) -> Path | None:
-    """Where the library is, or would be, that has kernels for these ops.
+@cache
+def extension(ops: tuple[str, ...]) -> Extension:
+    """The module with kernels for these ops.
 
     Args:
         ops: Names in the namespace phalanx.
     """
-    return building.file_of("collectives", _SOURCES + _HEADERS, sorted(ops))
+    names = sorted(ops)
+    quoted = ",".join(f'"{name}"' for name in names)
+    return Extension(
+        "collectives",
+        "phalanx_native",
+        [_HERE / "autograd.cpp", _HERE / "eager.cpp"],
+        "the ops work without one, slower",
+        headers=[_HERE / "core_api.h"],
+        key=lambda: names,
+        flags=lambda: [f"-DPHALANX_OPS={quoted}"],
+        prepare=_connect,
+    )
 
 
-def find(ops: Iterable[str]) -> Path | None:
-    """The library, if it was built and nobody else can have written it."""
-    path = library(ops)
-    return path if path is not None and building.is_trusted(path) else None
+def _connect(module: Any) -> None:
+    ops = load_torch_ops()
+    module.connect(*(int(ops.ffi.cast("uintptr_t", getattr(ops.lib, f"phxt_{name}"))) for name in _FUNCTIONS))
+    _loaded.append(module)
 
 
 _loaded: list[Any] = []
 
 
-def load(ops: Iterable[str]) -> Any | None:
-    """The module, which registers its autograd kernels when it is loaded; None where it was not built.
+def load(ops: Iterable[str]) -> Any:
+    """The module, which registers its autograd kernels when it is loaded; None if it was not built.
 
     Args:
-        ops: Names in the namespace phalanx. They have been defined.
+        ops: Names in the namespace phalanx. They must be defined.
     """
-    path = find(ops)
-    if not _loaded and path is not None:
-        try:
-            module = building.load_file(_MODULE, path)
-            names = "kernel_of", "wait_storage", "last_error", "all_reduce", "take_interrupted"
-            module.connect(*_addresses(*(f"phxt_{name}" for name in names)))
-            _loaded.append(module)
-        except ImportError as error:
-            log.warning("%s cannot be loaded: %s; `phalanx build --force` makes it anew", path, error)
-    return loaded()
+    return extension(tuple(ops)).load_built()
 
 
-def _addresses(*names: str) -> list[int]:
-    """Where functions of phalanx_torch.h are."""
-    ops = load_torch_ops()
-    return [int(ops.ffi.cast("uintptr_t", getattr(ops.lib, name))) for name in names]
-
-
-def loaded() -> Any | None:
-    """The module, if `load` loaded it."""
+def loaded() -> Any:
+    """The module, or None if `load` did not load it."""
     return _loaded[0] if _loaded else None
-
-
-def build(ops: Iterable[str]) -> Path:
-    """Compile the library, whether or not it is there.
-
-    Args:
-        ops: Names in the namespace phalanx.
-
-    Returns:
-        Where it is.
-
-    Raises:
-        RuntimeError: There is no folder for it that only this user may write, or no compiler, or the compiler failed;
-            says which.
-    """
-    path = library(ops)
-    if path is None:
-        raise RuntimeError("there is no cache directory: set PHALANX_NATIVE to one, or HOME")
-    names = ",".join(f'"{name}"' for name in sorted(ops))
-    building.compile_file(path, _SOURCES, [f"-DPHALANX_OPS={names}"], "the ops work without one, slower")
-    return path
 
 
 def main(argv: list[str]) -> int:
@@ -98,7 +71,7 @@ def main(argv: list[str]) -> int:
         argv: Arguments after "build".
 
     Returns:
-        Exit status: 1 if it cannot be built.
+        Exit status: 1 if a module cannot be built.
     """
     parser = argparse.ArgumentParser(
         prog="phalanx build",
@@ -121,10 +94,5 @@ def main(argv: list[str]) -> int:
 
 
 def ensure(force: bool) -> tuple[Path, bool]:
-    """Compile the library if it is not there, or if `force`; where it is, and whether it was there."""
-    from phalanx.collectives import _autograd
-
-    path = find(_autograd.OPS)
-    if path is not None and not force:
-        return path, True
-    return build(_autograd.OPS), False
+    """Compile the module if it does not exist, or if `force`. Returns its path, and whether it existed."""
+    return extension(tuple(OPS)).ensure(force)

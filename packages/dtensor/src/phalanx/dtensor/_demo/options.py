@@ -70,7 +70,7 @@ def parse(argv: list[str]) -> Options:
         default=argparse.SUPPRESS,
         metavar="BACKEND",
         help="run the model compiled, from step 2 on, by this backend of torch.compile; if none is named, by "
-        f"{PLUGIN_BACKEND!r} of phalanx-inductor",
+        f"{PLUGIN_BACKEND!r} of phalanx-inductor-plugin",
     )
     options = Options(**vars(parser.parse_args(argv)))
     if problem := _problem(options):
@@ -97,8 +97,8 @@ def _problem(options: Options) -> str | None:
             return f"{name} {amount} cannot be dealt to --ranks {options.ranks}: it must be a multiple of it"
     if options.compile == PLUGIN_BACKEND and importlib.util.find_spec(PLUGIN) is None:
         return (
-            f"--compile needs the package phalanx-inductor, which is not installed: there is no module {PLUGIN}. "
-            "Install it, or name a backend that is there: --compile inductor"
+            "--compile needs the package phalanx-inductor-plugin, which is not installed: there is no module "
+            f"{PLUGIN}. Install it, or name a backend that is there: --compile inductor"
         )
     if options.compile:
         from torch.compiler import list_backends

@@ -1,4 +1,4 @@
-// What gradients pass through between plain tensors and DTensors, as autograd.py has it, without Python where nothing
+// What gradients pass through between plain tensors and DTensors, as _autograd.py has it, without Python where nothing
 // is to be decided: the gradient is where it has to be, and no gradient of it is wanted. All else goes to Python.
 //
 //   record(gradient, from_local, to_local, redistribute)   once: what gives the Spec of a gradient for that of a

@@ -48,7 +48,7 @@ inline bool read_ints(PyObject *tuple, c10::SmallVector<int64_t, 5> &into) {
   return true;
 }
 
-// Of a Spec or None. Nothing: its sizes are symbolic.
+// The shape of a DTensorSpec, empty for None; nullopt if its sizes are symbolic.
 inline std::optional<Shape> shape_of(py::handle spec) {
   Shape made;
   if (spec.is_none()) return made;

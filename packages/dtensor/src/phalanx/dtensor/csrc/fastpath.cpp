@@ -13,7 +13,7 @@
 // recipe is found by op, specs, and all other arguments. With a mode, or with any argument that is not a DTensor over
 // a plain tensor or a value, the call goes on to torch's own kernel for the Python key, as if this one were not there.
 //
-// Compiled by native.py for the torch and the Python that are installed, and loaded only by these.
+// Compiled by _fastpath.py for the torch and the Python that are installed, and loaded only by these.
 #include "dtensor.h"
 // Python first, as it asks.
 #include <structmember.h>
@@ -207,7 +207,7 @@ void run(const c10::OperatorHandle &op, const Recipe &recipe, Stack *stack, PyTh
   {
     c10::impl::ExcludeDispatchKeyGuard guard(above_python);
     static const auto view = c10::Dispatcher::singleton().findSchemaOrThrow("aten::view", "");
-    if (op == view && !(*stack)[first].toTensor().is_contiguous()) {  // as `viewed` in plan.py
+    if (op == view && !(*stack)[first].toTensor().is_contiguous()) {  // as `viewed` in _op_plan.py
       at::Tensor seen = (*stack)[first].toTensor().reshape((*stack)[first + 1].toIntVector());
       torch::jit::drop(*stack, arguments);
       stack->emplace_back(std::move(seen));
@@ -351,7 +351,7 @@ struct Kernel final : c10::OperatorKernel {
     try {
       learn_one(*self, op, key, given);
     } catch (py::error_already_set &error) {
-      error.discard_as_unraisable("phalanx.dtensor.native");
+      error.discard_as_unraisable("phalanx.dtensor._fastpath");
     } catch (const std::exception &) {
       // An argument that Python cannot be shown. The call is done; the next of its kind need not be looked at.
       self->recipes.insert_or_assign(key, std::make_shared<Recipe>());

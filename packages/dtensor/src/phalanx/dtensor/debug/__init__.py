@@ -3,7 +3,7 @@
 Names and signatures follow torch.distributed.tensor.debug.
 """
 
-from phalanx.dtensor.debug.comm_mode import CommDebugMode
-from phalanx.dtensor.debug.sharding import draw_sharding, visualize_sharding
+from phalanx.dtensor.debug._comm_mode import CommDebugMode
+from phalanx.dtensor.debug._visualize_sharding import draw_sharding, visualize_sharding
 
 __all__ = ["CommDebugMode", "draw_sharding", "visualize_sharding"]

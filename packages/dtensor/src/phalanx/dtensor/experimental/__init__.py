@@ -3,9 +3,9 @@
 Names, signatures and semantics follow torch.distributed.tensor.experimental of torch 2.13.
 """
 
-from phalanx.dtensor.experimental.context_parallel import context_parallel, context_parallel_unshard
-from phalanx.dtensor.experimental.local_map import local_map
-from phalanx.dtensor.experimental.register_sharding import register_sharding
-from phalanx.dtensor.mode import implicit_replication
+from phalanx.dtensor._mode import implicit_replication
+from phalanx.dtensor.experimental._context_parallel import context_parallel, context_parallel_unshard
+from phalanx.dtensor.experimental._func_map import local_map
+from phalanx.dtensor.experimental._register_sharding import register_sharding
 
 __all__ = ["context_parallel", "context_parallel_unshard", "implicit_replication", "local_map", "register_sharding"]

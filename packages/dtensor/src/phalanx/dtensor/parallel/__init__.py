@@ -12,8 +12,15 @@ Names, signatures and semantics follow torch.distributed.tensor.parallel of torc
 
 from phalanx.dtensor.parallel.api import parallelize_module
 from phalanx.dtensor.parallel.loss import loss_parallel
-from phalanx.dtensor.parallel.prepare import PrepareModuleInput, PrepareModuleInputOutput, PrepareModuleOutput
-from phalanx.dtensor.parallel.styles import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel
+from phalanx.dtensor.parallel.style import (
+    ColwiseParallel,
+    ParallelStyle,
+    PrepareModuleInput,
+    PrepareModuleInputOutput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+)
 
 __all__ = [
     "ColwiseParallel",

@@ -1,4 +1,4 @@
-"""parallelize_module: apply styles to the modules that a plan names. Semantics of torch 2.13, which see."""
+"""parallelize_module: apply styles to the modules that a plan names. The semantics are those of torch 2.13."""
 
 import warnings
 from collections.abc import Mapping
@@ -7,10 +7,12 @@ from typing import Any
 
 from torch import nn
 
-from phalanx.dtensor._mesh import Mesh, describe, token
+from phalanx.dtensor._mesh import Mesh, describe, mesh_id
 from phalanx.dtensor._torch_compat import current_mesh
-from phalanx.dtensor.parallel import joint
-from phalanx.dtensor.parallel.styles import ParallelStyle
+from phalanx.dtensor.parallel import _input_cache
+from phalanx.dtensor.parallel.style import ParallelStyle
+
+__all__ = ["parallelize_module"]
 
 
 def parallelize_module(
@@ -43,7 +45,7 @@ def parallelize_module(
     Source: torch.distributed.tensor.parallel.parallelize_module.
     """
     mesh = current_mesh("parallelize_module") if device_mesh is None else device_mesh
-    token(mesh)  # refuses what is no mesh
+    mesh_id(mesh)  # refuses what is no mesh
     if mesh.ndim != 1:
         raise ValueError(
             f"parallelize_module: the mesh must have one dim, and {describe(mesh)} has {mesh.ndim}: take one by its "
@@ -56,8 +58,8 @@ def parallelize_module(
     _apply(module, mesh, parallelize_plan, src_data_rank)
     if not isinstance(parallelize_plan, ParallelStyle):
         # Modules within this one share conversions of inputs in a forward, and nothing is kept after it.
-        module.register_forward_pre_hook(joint.begin_forward)
-        module.register_forward_hook(joint.end_forward, always_call=True)
+        module.register_forward_pre_hook(_input_cache.begin_forward)
+        module.register_forward_hook(_input_cache.end_forward, always_call=True)
     return module
 
 

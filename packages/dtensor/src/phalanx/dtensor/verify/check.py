@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.placements import Partial, Placement, Replicate, Shard
-from phalanx.dtensor.rules.engine import Strategy, combine
-from phalanx.dtensor.rules.local import local_work, results_of
-from phalanx.dtensor.rules.registry import Match, find
+from phalanx.dtensor._rules.engine import Strategy, combine
+from phalanx.dtensor._rules.local_adjustments import local_work, results_of
+from phalanx.dtensor._rules.registry import Match, find
+from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard
 from phalanx.dtensor.verify.simulate import Mismatch, compare, coordinates, cut, put_together
 
 MESHES: tuple[tuple[int, ...], ...] = ((2,), (3,), (4,), (2, 2))

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from phalanx.dtensor import DTensor, Partial, distribute_tensor, fallback
-from phalanx.dtensor.placements import Placement, Replicate
-from phalanx.dtensor.placing import gradient_placements
+from phalanx.dtensor import DTensor, Partial, _fallback, distribute_tensor
+from phalanx.dtensor._local_spec import gradient_placements
+from phalanx.dtensor.placement_types import Placement, Replicate
 from phalanx.dtensor.verify._torch_compat import Recorder
 from phalanx.dtensor.verify.dtensor_samples import Case, Placed, leaves_of, seed
 from phalanx.dtensor.verify.outcomes import CompareOutcomes, OutcomesDiffer
@@ -269,10 +269,10 @@ class Attempt:
         return worst
 
     def _status(self, step: Callable[[], None]) -> str:
-        fallback._warned.clear()
+        _fallback._warned.clear()
         with warnings.catch_warnings(record=True) as seen:
             warnings.simplefilter("ignore")
-            warnings.simplefilter("always", fallback.ReplicatedFallback)
+            warnings.simplefilter("always", _fallback.ReplicatedFallback)
             try:
                 with self.ranks.outcomes or contextlib.nullcontext():
                     step()
@@ -282,7 +282,7 @@ class Attempt:
             except Exception as error:
                 self.text = described(error)
                 return BROKEN if _lost(error) else ERROR
-        return FALLBACK if any(issubclass(one.category, fallback.ReplicatedFallback) for one in seen) else RIGHT
+        return FALLBACK if any(issubclass(one.category, _fallback.ReplicatedFallback) for one in seen) else RIGHT
 
     def _forward(self) -> None:
         reference = self.reference

@@ -9,8 +9,8 @@ from typing import Any
 import numpy
 import torch
 
-from phalanx.dtensor import layout
-from phalanx.dtensor.placements import Partial, Placement, Replicate, Shard, as_placement
+from phalanx.dtensor import _layout
+from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard, as_placement
 from phalanx.dtensor.verify._torch_compat import sample_sizes
 from phalanx.dtensor.verify.simulate import coordinates
 
@@ -196,7 +196,7 @@ def kind_of(tensors: Sequence[torch.Tensor], placed: Placed, mesh: Sequence[int]
     kind = "even"
     for tensor, placements in zip(tensors, placed, strict=True):
         own = tuple(map(as_placement, placements))
-        sizes = {tuple(layout.local_shape(tensor.shape, mesh, own, coordinate)) for coordinate in coordinates(mesh)}
+        sizes = {tuple(_layout.local_shape(tensor.shape, mesh, own, coordinate)) for coordinate in coordinates(mesh)}
         if tensor.numel() and any(0 in one for one in sizes):
             return "empty"
         if len(sizes) > 1:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from phalanx.dtensor.placements import Partial
+from phalanx.dtensor.placement_types import Partial
 from phalanx.dtensor.verify._torch_compat import op_database
 from phalanx.dtensor.verify.blocks import blocks
 from phalanx.dtensor.verify.dtensor_check import Attempt, OutOfStep, Ranks, Reference, coarse

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.placements import Partial, Placement, Replicate, Shard
+from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard
 
 Coordinate = tuple[int, ...]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor.rules.registry import has_rule
+from phalanx.dtensor._rules.registry import has_rule
 from phalanx.dtensor.verify._torch_compat import Recorder, is_plain, op_database
 from phalanx.dtensor.verify.check import MESHES, Outcome, bound, check_call, tensors_in
 

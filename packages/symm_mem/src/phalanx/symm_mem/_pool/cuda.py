@@ -1,8 +1,8 @@
-"""Memory pools on GPUs: those of torch, with segments of symmetric memory, by what torch has in public for this.
+"""Memory pools on GPUs: those of torch, with segments of symmetric memory, by public functions of torch.
 
-torch takes the segments from an allocator in C, which is in the library of the ops (core/torch/pool.cpp), as torch has
-a lock when it asks for one. They are made in the world that the thread has entered with `use_mem_pool`. To which of
-them a tensor belongs is found out when somebody asks about it: see `find` in _alloc.py.
+torch takes the segments from an allocator in C, which is in the library of the ops (core/torch/pool.cpp), as torch
+holds a lock when it calls it. Segments are made in the world that the thread has entered with `use_mem_pool`. The
+segment of a tensor is looked up when it is needed: see `find` in _allocation.py.
 """
 
 import contextlib
@@ -12,26 +12,26 @@ from typing import Any
 import torch
 
 from phalanx.core import UnsupportedError, World, load_torch_ops
-from phalanx.symm_mem._context import RankContext
+from phalanx.symm_mem._state import RankContext
 
-_worlds: list[World] = []  # that have had pools: each must live until its last segment is given back
+_worlds: list[World] = []  # worlds with pools: each must live until its last segment is freed
 
 
 def segment_number(address: int) -> int:
-    """The number of the segment that begins at an address, never used again; 0 where none does."""
+    """The number of the segment at an address; numbers are unique. 0 if there is none."""
     ops = load_torch_ops()
     return int(ops.lib.phxt_pool_segment(ops.ffi.cast("void *", address)))
 
 
 class CudaMemPool:
-    """Symmetric memory of this rank that torch's tensors on a GPU are made of inside `use_mem_pool`. Not collective.
+    """Symmetric memory of this rank for torch's tensors on a GPU inside `use_mem_pool`. Not collective.
 
-    As `MemPool`, but it is torch's: `torch_pool.snapshot()` lists its segments. Torch frees them when the pool is gone
-    and no tensor lies in them, or with `torch.cuda.empty_cache()`. `register_allocator` does not concern it.
+    As `MemPool`, but this is a pool of torch: `torch_pool.snapshot()` lists its segments. Torch frees them when the
+    pool and all tensors in them are gone, or with `torch.cuda.empty_cache()`. `register_allocator` does not affect it.
 
     Args:
         device: A GPU, with its index.
-        context: The rank's.
+        context: The context of the rank.
 
     Attributes:
         device: The GPU.
@@ -66,7 +66,7 @@ class CudaMemPool:
 
 @contextlib.contextmanager
 def entered(world: World) -> Iterator[None]:
-    """Let the segments that torch asks for in this thread be memory of this world."""
+    """Allocate the segments that torch requests in this thread in this world."""
     ops = load_torch_ops()
     before = ops.lib.phxt_pool_enter(world.pointer)
     try:

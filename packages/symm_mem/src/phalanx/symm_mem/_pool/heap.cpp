@@ -18,7 +18,7 @@ size_t rounded(size_t nbytes, size_t unit) {
 }  // namespace
 
 size_t Heap::next_segment(size_t nbytes) const {
-  // What would take most of a shared segment gets one of its own.
+  // A piece that would take most of a shared segment gets a segment of its own.
   return nbytes <= shared_bytes_ / 2 ? shared_bytes_ : rounded(nbytes, kGranule);
 }
 

@@ -1,4 +1,4 @@
-// The pieces of a pool's segments: which are taken, which are free. Knows nothing of torch, Python and threads.
+// The pieces of a pool's segments, taken and free. Independent of torch, Python and threads.
 #pragma once
 
 #include <cstddef>
@@ -19,13 +19,13 @@ class Heap {
     char *base = nullptr;
     size_t size_bytes = 0;
     size_t used_bytes = 0;
-    void *owner = nullptr;  // the caller's
+    void *owner = nullptr;  // of the caller
   };
   using Index = uint64_t;  // of a segment, counted from 0 in the order in which they came; never used again
 
   // A piece of at least `nbytes`, aligned as torch's are. NULL: no hole is large enough.
   void *take(size_t nbytes);
-  // How large the segment should be that is added when `take` found no hole.
+  // The size of the segment to add when `take` found no hole.
   size_t next_segment(size_t nbytes) const;
   Index add(char *base, size_t size_bytes, void *owner);
   // Returns false if no piece begins there. `*empty`: the segment has no other piece now.

@@ -1,6 +1,6 @@
-// The Python side of pools: the class `Pool` and `install`.
+// The Python module: the class `Pool` and `install`.
 //
-// Compiled on first use for the torch and the Python that are installed, and loaded only by these.
+// Compiled at the first use for the installed torch and Python, and loaded by these only.
 #include <c10/util/Exception.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -18,14 +18,14 @@ namespace {
 using phalanx_pool::PoolRef;
 using phalanx_pool::Source;
 
-// Python objects that were let go of without Python's lock.
+// Python objects that were released without the GIL.
 struct Dead {
   PyObject *object;
   Dead *below;
 };
 std::atomic<Dead *> all_dead{nullptr};
 
-// With Python's lock.
+// Needs the GIL.
 int bury(void *) {
   for (Dead *each = all_dead.exchange(nullptr); each != nullptr;) {
     const std::unique_ptr<Dead> gone(each);
@@ -35,19 +35,20 @@ int bury(void *) {
   return 0;
 }
 
-// Any thread, with Python's lock or without, which it does not wait for: the thread that has it may wait for this one.
+// For any thread, with or without the GIL. It does not wait for the GIL: the thread that holds it may wait for this
+// one.
 void let_go(void *object) {
-  if (Py_IsInitialized() == 0) return;  // the process ends, and all memory with it
+  if (Py_IsInitialized() == 0) return;  // the process ends, and its memory with it
   Dead *const dead = new Dead{static_cast<PyObject *>(object), all_dead.load()};
   while (!all_dead.compare_exchange_weak(dead->below, dead)) {
   }
   if (PyGILState_Check() != 0)
     bury(nullptr);
   else
-    Py_AddPendingCall(bury, nullptr);  // the main thread does it soon; if it has too much to do, the next call of ours
+    Py_AddPendingCall(bury, nullptr);  // the main thread runs it soon; if its queue is full, the next call does
 }
 
-// make: a callable(size in bytes) -> (address, what keeps it), or (0, why there is not enough memory).
+// make: a callable(size in bytes) -> (address, owner), or (0, reason).
 Source source_of(py::object make) {
   const std::shared_ptr<py::object> held(new py::object(std::move(make)), [](py::object *object) {
     let_go(object->release().ptr());

@@ -13,7 +13,7 @@
 namespace phalanx_pool {
 namespace {
 
-// A fork shares the pages of its parent, so it takes no piece of them.
+// A forked child shares the pages of its parent, so it takes no piece of them.
 std::atomic<unsigned> generation{0};
 
 }  // namespace
@@ -34,11 +34,11 @@ struct Place {
   Heap::Index index;
 };
 
-// Never destroyed: storages may die after everything else.
+// Never destroyed: storages may end after all static objects.
 struct State {
-  std::mutex mutex;                    // whoever holds it waits for nothing else, Python's lock above all
+  std::mutex mutex;                    // never held while waiting, above all for the GIL
   std::map<uintptr_t, Place> places;   // of the segments of all pools, by address
-  c10::DeleterFnPtr others = nullptr;  // frees what is not ours
+  c10::DeleterFnPtr others = nullptr;  // frees memory of the previous allocator
 };
 
 State &state() {
@@ -48,7 +48,7 @@ State &state() {
 
 uintptr_t number(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-// With the mutex: the segment's owner, for Source::release when the mutex is free again.
+// Needs the mutex. Returns the segment's owner, for Source::release after the mutex is released.
 void *remove(const PoolRef &pool, Heap::Index index) {
   state().places.erase(number(pool->heap.segments().at(index).base));
   return pool->heap.remove(index);
@@ -64,14 +64,14 @@ void release_empty(const PoolRef &pool, bool keep_open) {
   for (void *const owner : owners) pool->source.release(owner);
 }
 
-// A thread's pools, the one in use first.
+// The pools of a thread, the one in use first.
 struct Entered {
   PoolRef pool;
   Entered *below;
 };
 thread_local Entered *top = nullptr;
 
-// What makes a segment may allocate tensors itself.
+// The source of segments may allocate tensors itself.
 class Outside {
  public:
   Outside() : top_(std::exchange(top, nullptr)) {}
@@ -103,7 +103,7 @@ void *take(const PoolRef &pool, size_t nbytes) {
   return pool->heap.take(nbytes);  // this segment has room, so there is a piece whatever other threads took
 }
 
-// The deleter of every storage of a pool: on any thread, with or without Python's lock.
+// The deleter of every storage of a pool, for any thread, with or without the GIL.
 void put_back(void *pointer) {
   c10::profiledCPUMemoryReporter().Delete(pointer);  // first: then another thread may take the piece
   PoolRef pool;
@@ -127,7 +127,7 @@ void put_back(void *pointer) {
   if (owner != nullptr) pool->source.release(owner);
 }
 
-// What torch allocates from: a thread's pool, and the allocator that was there before for everybody else.
+// The allocator of torch: it uses the pool of the thread, or else the previous allocator.
 class Front final : public c10::Allocator {
  public:
   explicit Front(c10::Allocator *previous) : previous_(previous) {}
@@ -150,7 +150,7 @@ class Front final : public c10::Allocator {
   c10::Allocator *const previous_;
 };
 
-// So that the child finds the state in order, whatever other threads of its parent were doing.
+// Keeps the state consistent in the child, whatever other threads of the parent did.
 void before_fork() { state().mutex.lock(); }
 void after_fork() { state().mutex.unlock(); }
 void after_fork_in_child() {

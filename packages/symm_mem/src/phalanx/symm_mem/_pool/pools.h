@@ -1,4 +1,4 @@
-// Pools, and torch's CPU allocator in front of them. Takes Python's lock only where a segment comes or goes.
+// Pools, and the allocator that replaces torch's CPU allocator. Takes the GIL only to add or release a segment.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 
 namespace phalanx_pool {
 
-// What a pool gets its segments from. Called without any lock of this module.
+// The source of a pool's segments. Called without any lock of this module.
 struct Source {
   struct Segment {
-    char *base = nullptr;  // NULL: there is not enough memory, and `failure` says why
+    char *base = nullptr;  // NULL: there is not enough memory, and `failure` has the reason
     void *owner = nullptr;
     std::string failure;
   };
-  // May throw: what it throws reaches whoever allocates.
+  // May throw; the exception is raised by the op that allocates.
   std::function<Segment(size_t size_bytes)> make;
-  // Any thread, whatever it holds. Must not wait for anything.
+  // Called on any thread, with any locks held. Must not wait.
   void (*release)(void *owner);
 };
 
@@ -32,7 +32,7 @@ using PoolRef = std::shared_ptr<Pool>;
 using Segments = std::vector<std::tuple<uintptr_t, size_t, size_t>>;
 
 PoolRef open_pool(Source source);
-// Gives back what is empty, now and as it gets empty.
+// Releases empty segments, now and when they become empty.
 void close_pool(const PoolRef &pool);
 // Gives back what is empty now.
 void trim(const PoolRef &pool);

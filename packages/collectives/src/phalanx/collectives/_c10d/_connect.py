@@ -1,0 +1,175 @@
+"""How the ranks of a process group of the backend get their group of the core: at its first collective or message."""
+
+import os
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from phalanx.collectives import _registry
+from phalanx.collectives._bootstrap import Bootstrap, FirstFailure
+from phalanx.collectives._torch_compat import PrefixStore
+from phalanx.core import (
+    Group,
+    InvalidArgumentError,
+    RevokedError,
+    UnsupportedError,
+    ffi,
+)
+from phalanx.core.timeouts import milliseconds
+
+
+def default_ms(name: str, timeout: timedelta) -> int:
+    """The timeout of a group in milliseconds.
+
+    Raises:
+        InvalidArgumentError: It is negative, which gloo refuses as well.
+    """
+    found = milliseconds(timeout)
+    if timeout < timedelta(0) and found == 1:
+        raise InvalidArgumentError(
+            f"group '{name}': a timeout must not be negative, and this is {timeout.total_seconds()} s"
+        )
+    return found
+
+
+class Facts(NamedTuple):
+    """What a group has of its own.
+
+    Attributes:
+        store: Torch's, which its ranks share.
+        timeout_ms: Of the group.
+        by_hand: Whether it is known not to be one of the groups that torch makes of ranks of the default group.
+    """
+
+    store: Any
+    timeout_ms: int
+    by_hand: bool
+
+
+class Connection:
+    """A process group of the backend, and what the core has for it.
+
+    Args:
+        name: Of the process group.
+        ranks: Its global ranks, in order.
+        position: Of this rank among them.
+        facts: What else belongs to the group itself.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int], position: int, facts: Facts) -> None:
+        self.name = name
+        self.timeout_ms = facts.timeout_ms
+        self._facts = facts
+        self._rank: _registry.Rank | None = None
+        self._rank_is_own = False
+        self.ranks = tuple(ranks)
+        self.position = position
+        self.token = ""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._ending = threading.Lock()
+        self._group: Group | None = None
+        self._failure = FirstFailure(name)
+        self._closed = False
+        _registry.connections[name] = self
+
+    def group(self, timeout_ms: int) -> Group:
+        """The core's group. Collective the first time.
+
+        Args:
+            timeout_ms: How long to wait for the others, in milliseconds.
+
+        Raises:
+            WaitTimeoutError: Ranks did not come in time; the text names them. It may be tried again.
+            UnsupportedError: The core cannot serve these ranks: they are on several hosts, and there is no UCX. The
+                same on every rank.
+            PhalanxError: The ranks could not meet. Every later call raises too.
+        """
+        if self._pid != os.getpid():  # before the lock, which may have been held at the fork
+            raise UnsupportedError(_registry.inherited(self.name, self._pid), group=self.name)
+        with self._lock:
+            group = self._group
+            if group is not None:
+                return group
+            with self._failure:
+                group = self._meet(timeout_ms)
+            with self._ending:
+                if not self._closed:
+                    self._group = group
+                    return group
+            raise self._closed_error()
+
+    def share_rank(self) -> _registry.Rank | None:
+        """What the caller is served as, if the ranks have met: for other groups too, so it is not closed with this."""
+        self._rank_is_own = False
+        return self._rank
+
+    def check(self) -> None:
+        """Raise RevokedError if this was closed, also while the ranks meet."""
+        if self._closed:
+            raise self._closed_error()
+
+    def _closed_error(self) -> RevokedError:
+        text = f"group '{self.name}' was aborted or destroyed by rank {self.ranks[self.position]}"
+        return RevokedError(text, operation="enable_group", group=self.name)
+
+    def set_timeout(self, timeout_ms: int) -> None:
+        """Set the default of later waits on the core's group, which functional collectives share."""
+        self.timeout_ms = timeout_ms
+        group = self._group
+        if group is not None:
+            group.set_timeout(timeout_ms)
+
+    def address(self, timeout_ms: int) -> tuple[int, str]:
+        """Where the core's group is in memory, and the token of its bootstrap. Collective the first time."""
+        return int(ffi.cast("uintptr_t", self.group(timeout_ms).pointer)), self.token
+
+    def close(self) -> None:
+        """Let go of the core's group; whoever is meeting gives up. Not collective. A second call does nothing."""
+        if self._pid != os.getpid():
+            return
+        with self._ending:
+            self._closed = True
+            released, self._group = self._group, None
+            rank = self._rank if self._rank_is_own else None
+        if _registry.connections.get(self.name) is self:
+            del _registry.connections[self.name]
+        del released  # not under the lock
+        if rank is not None:
+            rank.close()
+
+    def _meet(self, timeout_ms: int) -> Group:
+        with self._ending:
+            self.check()
+            if self._rank is None:
+                self._rank, self._rank_is_own = _registry.rank_of(self.ranks, self.position, *self._facts)
+            rank = self._rank
+        # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
+        store = PrefixStore(f"phalanx/c10d/{self.name}/{_registry.members(self.ranks)}", self._facts.store)
+        looking = ClosableStore(store, self)
+        default_ms, check_peer = self.timeout_ms, rank.check_peer
+        bootstrap = Bootstrap(looking, self.name, self.ranks, self.position, timeout_ms, check_peer, default_ms)
+        self.token = bootstrap.run("").token
+        with rank.store.use(PrefixStore(self.token, store)):
+            group = rank.world().create_group(self.name, self.ranks, timeout_ms)
+        group.set_timeout(self.timeout_ms)
+        return group
+
+
+class ClosableStore:
+    """A store for the bootstrap of a group, which ends when the connection is closed.
+
+    Args:
+        base: A torch Store.
+        connection: Whose ranks meet.
+    """
+
+    def __init__(self, base: Any, connection: Connection) -> None:
+        self._base = base
+        self._connection = connection
+        self.set, self.get, self.delete_key = base.set, base.get, base.delete_key
+
+    def check(self, keys: list[str]) -> bool:
+        self._connection.check()  # every rank looks for what the others wrote again and again
+        return bool(self._base.check(keys))

@@ -1,0 +1,98 @@
+"""Makes what serves a new process group of the backend."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from phalanx.collectives import _registry, _torch_compat
+from phalanx.collectives._bootstrap import Bootstrap, BootstrapResult
+from phalanx.collectives._c10d import BACKEND, _build
+from phalanx.collectives._c10d._connect import Connection, Facts, default_ms
+from phalanx.collectives._group_state import tell
+from phalanx.collectives._registry import members
+from phalanx.collectives._torch_compat import PrefixStore, backends_of
+from phalanx.core import PhalanxError, UnsupportedError, WaitTimeoutError, World
+
+_hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
+
+
+def make(options: Any, nccl_options: Any) -> Any:
+    """The backend of a new process group; or a whole process group, where torch has to serve a part of it.
+
+    Collective where nobody knows the hosts of the ranks, and where these are several.
+
+    Args:
+        options: Torch's description of the group. Without global ranks it is the default one.
+        nccl_options: Of NCCL, if the caller gave any.
+
+    Returns:
+        The backend in C++. For a group on several hosts it is a ProcessGroup: tensors of GPUs go through NCCL there, if
+        this host has it, and where there is no UCX, those of the CPU go through gloo.
+
+    Raises:
+        DistBackendError: The backend cannot be had on a rank, or ranks did not come in time; the text says which.
+        ValueError: The timeout is negative.
+    """
+    default = dist.group.WORLD
+    # new_group gives the global ranks, and only the default group has none; but so has one that was made by hand, as by
+    # frameworks that join processes of several default groups.
+    by_hand = default is not None and not options.global_ranks_in_group
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    rank, store, name = int(options.group_rank), options.store, options.group_id
+    timeout_ms = default_ms(name, options.timeout)
+    hosts = _hosts_of(name, ranks, rank, store, timeout_ms, by_hand)
+    connection = Connection(name, ranks, rank, Facts(store, timeout_ms, by_hand))
+    spans_hosts = len(set(hosts)) > 1
+    if spans_hosts:  # whether the core can serve it shows when it is made, on all ranks alike
+        try:
+            connection.group(timeout_ms)
+        except UnsupportedError as error:
+            connection.close()
+            tell(name, rank, f"the backend 'phalanx' hands it to gloo: {error}")
+            return _torch_compat.join_backends(options, cpu=None, nccl_options=nccl_options)
+        except PhalanxError as error:
+            connection.close()
+            raise dist.DistBackendError(f"group '{name}': {error}") from error
+    compiled = _build.module()
+    functions = _build.functions(compiled.functions)
+    calls = (connection.address, connection.close)
+    backend = compiled.create(functions, name, rank, ranks, store, timeout_ms, *calls)
+    if spans_hosts and _torch_compat.has_nccl():
+        return _torch_compat.join_backends(options, cpu=backend, nccl_options=nccl_options)
+    return backend
+
+
+def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms: int, by_hand: bool) -> list[str]:
+    """What the ranks of a group call their hosts, in order."""
+    default = dist.group.WORLD
+    if default is not None and BACKEND in backends_of(default) and not by_hand:
+        return [_hosts[default.group_name][each] for each in ranks]
+    refusal = _build.refusal()
+    answer = BootstrapResult("", f"rank {ranks[0]}: {refusal}" if refusal else "", [""])
+    if len(ranks) > 1:
+        with World(0, 1) as alone:
+            host = f"{alone.host_id:x}"
+        own = PrefixStore(f"phalanx/hosts/{members(ranks)}", store)
+        try:
+            answer = Bootstrap(own, name, ranks, rank, timeout_ms).run(refusal, host)
+        except WaitTimeoutError as error:
+            late = str(error).partition(" to call ")[0]
+            raise dist.DistBackendError(f"{late} to make it too, by init_process_group or new_group") from None
+        except PhalanxError as error:
+            raise dist.DistBackendError(f"group '{name}': {error}") from error
+    if answer.refusal:
+        raise dist.DistBackendError(f"group '{name}': {answer.refusal}")
+    if default is None:
+        _hosts[name] = answer.hosts
+    return answer.hosts
+
+
+def _end_all() -> None:
+    """Groups that were not destroyed: their threads must not outlive the interpreter."""
+    compiled = _build.loaded()
+    if compiled is not None:
+        compiled.close_all()
+
+
+_registry.before_end.append(_end_all)

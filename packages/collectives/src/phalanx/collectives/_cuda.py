@@ -1,0 +1,115 @@
+"""GPUs: whether the core can use one, what it is told of streams, and streams beside the current one."""
+
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+
+from phalanx.collectives import _library
+from phalanx.core import PhalanxError, World, ffi, lib
+
+
+def stream_kwargs(device: torch.device) -> dict[str, Any]:
+    """What a collective of the core is told of tensors of a GPU: which one, and its current stream.
+
+    Args:
+        device: With its index.
+    """
+    stream: Any = torch.cuda.current_stream(device)
+    return {"device": (device.type, device.index), "stream": int(stream.cuda_stream)}
+
+
+def options_on(device: torch.device) -> tuple[Any, Any]:
+    """The same as phx_options of the C API, and what they point to: both must live until the call returns.
+
+    Args:
+        device: With its index.
+    """
+    told = stream_kwargs(device)
+    gpu = ffi.new("phx_gpu_options *", {"struct_size": ffi.sizeof("phx_gpu_options")})
+    gpu.stream = ffi.cast("void *", told["stream"])
+    gpu.device.type, gpu.device.index = lib.PHX_DEVICE_CUDA, device.index
+    return ffi.new("phx_options *", {"struct_size": ffi.sizeof("phx_options"), "scale": 1.0, "gpu": gpu}), gpu
+
+
+class StreamMarker:
+    """A place on the current stream of a GPU: after all that was put on it so far.
+
+    Args:
+        device: The GPU, with its index.
+
+    Attributes:
+        stream: That stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self.stream: Any = torch.cuda.current_stream(device)
+        make: Any = torch.cuda.Event  # without types
+        self._event = make()
+        self._event.record(self.stream)
+
+    def wait(self) -> None:
+        """Let the current stream wait until that one has come here. The host goes on."""
+        torch.cuda.current_stream(self._device).wait_event(self._event)
+
+    def query(self) -> bool:
+        """Whether the stream has come here. Never blocks."""
+        return bool(self._event.query())
+
+
+class SideStreams:
+    """Streams beside the current one, for what may wait for another rank while the current one goes on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._made: dict[tuple[int, Hashable], Any] = {}
+
+    @contextlib.contextmanager
+    def stream(self, device: torch.device, which: Hashable) -> Iterator[Any]:
+        """Make one the current stream. What is put on it comes after all that was put on the stream before.
+
+        Args:
+            device: The GPU, with its index.
+            which: The same one for the same value.
+        """
+        make: Any = torch.cuda.Stream  # without types
+        before = StreamMarker(device)
+        with self._lock:
+            found = self._made.get((device.index, which))
+            if found is None:
+                found = self._made[device.index, which] = make(device)
+        with torch.cuda.stream(found):
+            before.wait()
+            yield found
+
+
+_refusals: dict[int, str] = {}  # by the number of a GPU
+
+
+def refusal(device: torch.device) -> str:
+    """Why the core cannot serve tensors of a GPU in this process, or "". Not collective; it is found out once.
+
+    Args:
+        device: With its index.
+    """
+    known = _refusals.get(device.index)
+    if known is None:
+        known = _refusals[device.index] = _library.refusal() or _try(device)
+    return known
+
+
+def _try(device: torch.device) -> str:
+    """What a group of this rank alone fails with there: no driver, no kernels, a GPU that is too old."""
+    told = stream_kwargs(device)
+    try:
+        with World(0, 1) as alone:
+            block = alone.alloc(4, device=told["device"])
+            symm = alone.create_group("gpu", [0]).rendezvous(block)
+            symm.all_reduce(0, None, 1, "float32", stream=told["stream"])
+            torch.cuda.current_stream(device).synchronize()
+    except PhalanxError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,174 @@
+"""The functional collectives of several tensors: one call of the core for all of them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from phalanx.collectives import _autograd, _op_table, _recording
+from phalanx.collectives._async_tensor import wrap
+from phalanx.collectives._errors import fail
+from phalanx.collectives._group_state import GroupState
+from phalanx.collectives._layout import check_dim, parts_first
+from phalanx.collectives._op_table import Collective
+from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, traced_name, traced_size
+from phalanx.collectives._reductions import check_reduction
+from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
+
+
+def all_reduce_coalesced(
+    self: Sequence[torch.Tensor],
+    reduceOp: str,  # noqa: N803
+    group: GroupLike,
+    tag: str = "",
+) -> list[torch.Tensor]:
+    """Reduce several tensors over all ranks. Collective.
+
+    As torch.distributed._functional_collectives.all_reduce_coalesced. Differentiable for sum and avg.
+
+    Args:
+        self: Tensors of any shapes and dtypes, the same on all ranks, in the same order; they are left as they are.
+        reduceOp, group, tag: As for `all_reduce`.
+
+    Returns:
+        A result for each tensor, as that of `all_reduce`. They complete together.
+
+    Raises:
+        ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_reduce_coalesced([torch.ones(2), torch.tensor(rank)], "sum", group)
+        [AsyncCollectiveTensor(tensor([2., 2.])), AsyncCollectiveTensor(1)]
+    """
+    tensors = _listed("all_reduce_coalesced", self)
+    if not tensors:
+        return []
+    if is_dynamo_compiling():
+        return _waited(torch.ops.phalanx.all_reduce_coalesced(tensors, reduceOp.lower(), traced_name(group, tag)))
+    try:
+        check_reduction(reduceOp)
+        return _started(_op_table.ALL_REDUCE, find(group, tag), tensors, reduceOp)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def all_gather_into_tensor_coalesced(
+    self: Sequence[torch.Tensor], group: GroupLike, tag: str = ""
+) -> list[torch.Tensor]:
+    """Join, for each of several tensors, those of all ranks along dim 0. Collective.
+
+    As torch.distributed._functional_collectives.all_gather_into_tensor_coalesced. Differentiable.
+
+    Args:
+        self: Tensors of any shapes and dtypes, the same on all ranks, in the same order.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        A result for each tensor, as that of `all_gather_tensor` for dim 0. They complete together.
+
+    Raises:
+        ValueError, PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> all_gather_into_tensor_coalesced([torch.tensor([rank]), torch.ones(1)], group)
+        [AsyncCollectiveTensor(tensor([0, 1])), AsyncCollectiveTensor(tensor([1., 1.]))]
+    """
+    tensors = _listed("all_gather_into_tensor_coalesced", self)
+    if not tensors:
+        return []
+    if is_dynamo_compiling():
+        name = traced_name(group, tag)
+        return _waited(torch.ops.phalanx.all_gather_into_tensor_coalesced(tensors, traced_size(name), name))
+    try:
+        return _started(_op_table.ALL_GATHER, find(group, tag), tensors)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def reduce_scatter_tensor_coalesced(
+    inputs: Sequence[torch.Tensor],
+    reduceOp: str,  # noqa: N803
+    scatter_dim: Sequence[int],
+    group: GroupLike,
+    tag: str = "",
+) -> list[torch.Tensor]:
+    """Reduce several tensors over all ranks; each rank gets its own part of each. Collective.
+
+    As torch.distributed._functional_collectives.reduce_scatter_tensor_coalesced. Differentiable for sum and avg.
+
+    Args:
+        inputs: Tensors of any shapes and dtypes, the same on all ranks, in the same order. The list is left as it is.
+        reduceOp, group, tag: As for `all_reduce`.
+        scatter_dim: For each tensor, along which dim to split it; negative ones count from the end.
+
+    Returns:
+        A result for each tensor, as that of `reduce_scatter_tensor`. They complete together.
+
+    Raises:
+        AssertionError: A size is no multiple of the group size, or there are not as many dims as tensors; nothing was
+            sent.
+        IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
+
+    Example:
+        >>> reduce_scatter_tensor_coalesced([torch.arange(2), torch.ones(2, 2)], "sum", [0, 1], group)  # on rank 1
+        [AsyncCollectiveTensor(tensor([2])), AsyncCollectiveTensor(tensor([[2.],
+                [2.]]))]
+    """
+    operation = "reduce_scatter_tensor_coalesced"
+    tensors = _listed(operation, inputs)
+    if not tensors:
+        return []
+    if len(scatter_dim) != len(tensors):
+        raise AssertionError(
+            f"{operation}: scatter_dim has {len(scatter_dim)} entries for {len(tensors)} tensors; give one for each"
+        )
+    dims = [
+        check_dim(operation, "scatter_dim", dim, tensor.dim()) for tensor, dim in zip(tensors, scatter_dim, strict=True)
+    ]
+    if is_dynamo_compiling():
+        name = traced_name(group, tag)
+        size = traced_size(name)
+        parts = [parts_first(tensor, size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+        return _waited(torch.ops.phalanx.reduce_scatter_tensor_coalesced(parts, reduceOp.lower(), size, name))
+    try:
+        check_reduction(reduceOp)
+        state = find(group, tag)
+        parts = [parts_first(tensor, state.size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+        return _started(_op_table.REDUCE_SCATTER, state, parts, reduceOp)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+# ---- parts of them ---------------------------------------------------------------------------------------------------
+
+
+def _listed(operation: str, tensors: Any) -> list[torch.Tensor]:
+    if not isinstance(tensors, (list, tuple)) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+        raise TypeError(f"{operation} takes a list of tensors, not {type(tensors).__name__}")
+    return list(tensors)
+
+
+def _waited(started: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.ops.phalanx.wait_tensor(tensor) for tensor in started]
+
+
+def _started(collective: Collective, group: GroupState, tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
+    """Start a collective of several tensors and wrap its results. In a coalescing manager, record one for each."""
+    name = f"{collective.name}_coalesced"
+    ensure_initialized(group, tensors[0])
+    if collective.takes_size:
+        args = (*args, group.size)
+
+    def run(given: list[torch.Tensor], *inner: Any) -> list[torch.Tensor]:
+        recorder = _recording.recorder_on(group)
+        if recorder is not None and not is_tracing():
+            return [recorder.record(collective, tensor, *inner[:-1]) for tensor in given]
+        started = getattr(torch.ops.phalanx, name)(given, *inner)
+        if is_tracing():
+            return _waited(started)
+        return [wrap(tensor) if type(tensor) is torch.Tensor else tensor for tensor in started]
+
+    args = (*args, group.op_name)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors) and not is_tracing():
+        return list(_autograd.FUNCTIONS[name].apply(run, args, *tensors))
+    return run(tensors, *args)

@@ -1,0 +1,38 @@
+"""libphalanx_torch.so, which has the ops torch.ops.phalanx.*: loaded once, or why it cannot be."""
+
+from functools import cache
+
+from phalanx.core import load_torch_ops
+from phalanx.core.torch_ops import TorchOps
+
+
+@cache
+def _load() -> TorchOps | ImportError:
+    try:
+        return load_torch_ops()
+    except ImportError as error:
+        return error
+
+
+def loaded() -> TorchOps:
+    """The phxt_* functions.
+
+    Raises:
+        ImportError: The library cannot be loaded.
+    """
+    ops = _load()
+    if isinstance(ops, ImportError):
+        raise ops
+    return ops
+
+
+def refusal() -> str:
+    """Why this process cannot use the core, or ""."""
+    ops = _load()
+    return str(ops) if isinstance(ops, ImportError) else ""
+
+
+def text(number: int) -> str:
+    """The text behind a number, which ops of phalanx_c10d get in its place."""
+    ops = loaded()
+    return str(bytes(ops.ffi.string(ops.lib.phxt_text(number))).decode())

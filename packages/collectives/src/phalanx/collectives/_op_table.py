@@ -1,0 +1,402 @@
+"""The collectives, one record for each. What Python knows of an op of torch.ops.phalanx derives from its record.
+
+The schemas and the kernels are in one table of C++ (core/torch/library.cpp). From a record here derive the kernels for
+tensors without data, gradients, the fast path, in-place and coalesced forms, the rows of a coalescing manager, the way
+through torch.distributed, what compilers and CommDebugMode see, and the bodies of the functional forms.
+
+In each function of a record, `args` are the arguments of the op after its tensor, without the last one, the name of the
+group; and `group` is the group as this rank sees it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from phalanx.collectives._reductions import check_reduction
+from phalanx.core import lib
+
+
+class GroupFacts(Protocol):
+    """What a record may ask of a group."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def group_rank(self) -> int: ...
+
+
+class Adjoint(NamedTuple):
+    """The collective that brings the gradient back.
+
+    Attributes:
+        op: Its name.
+        arguments: arguments(shape, *args) gives its arguments, of those of the collective on a tensor of that shape.
+        finish: finish(gradient, shape, *args) gives the gradient of the collective's input, of what it gave.
+    """
+
+    op: str
+    arguments: Callable[..., tuple[Any, ...]]
+    finish: Callable[..., torch.Tensor] = lambda gradient, *_: gradient
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of torch.ops.phalanx.
+
+    Attributes:
+        name: The name of the op.
+        function: The name of its functional form.
+        result: result(tensor, *args) is a new tensor of the shape, dtype and device of the result.
+        check: check(group, tensor, *args) raises ValueError where an argument is wrong.
+        adjoint: How its gradient comes back.
+        forms: The endings of its other forms: "_" and "_out" write into an argument, "_coalesced" and "_coalesced_"
+            take lists.
+        kind: As a row of phx_coalesced (PHX_CALL_*); -1 where there is no such row.
+        reduces: Whether its first argument is a reduction.
+        torch_name: The op of torch that does the same, or most of it; CommDebugMode counts it as that.
+        through_torch: through_torch(group, tensor, *args) starts it by torch's ops; None: torch's op of `torch_name`
+            takes the same arguments.
+        takes_size: Whether the size of the group is its last argument but one.
+    """
+
+    name: str
+    function: str
+    result: Callable[..., torch.Tensor]
+    check: Callable[..., None]
+    adjoint: Adjoint
+    forms: tuple[str, ...] = ()
+    kind: int = -1
+    reduces: bool = False
+    torch_name: str = ""
+    through_torch: Callable[..., torch.Tensor] | None = None
+    takes_size: bool = False
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------
+
+
+def _contiguous_like(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _rows(tensor: torch.Tensor, rows: Any) -> torch.Tensor:
+    return tensor.new_empty([rows, *tensor.size()[1:]])
+
+
+def _reduced(tensor: torch.Tensor, reduce_op: str) -> torch.Tensor:
+    check_reduction(reduce_op)
+    return _contiguous_like(tensor)
+
+
+def _gathered(tensor: torch.Tensor, group_size: int) -> torch.Tensor:
+    return _rows(tensor, group_size * (tensor.size(0) if tensor.dim() else 1))
+
+
+def _scattered(tensor: torch.Tensor, reduce_op: str, group_size: int) -> torch.Tensor:
+    check_reduction(reduce_op)
+    return _rows(tensor, tensor.size(0) // group_size)
+
+
+def _gathered_v(tensor: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:
+    return _rows(tensor, sum(sizes))
+
+
+def _scattered_v(tensor: torch.Tensor, reduce_op: str, sizes: Sequence[Any], own: Any) -> torch.Tensor:
+    check_reduction(reduce_op)
+    return _rows(tensor, own)
+
+
+def _exchanged(tensor: torch.Tensor, output_splits: Sequence[Any], input_splits: Sequence[Any]) -> torch.Tensor:
+    return _rows(tensor, sum(output_splits)) if output_splits else _contiguous_like(tensor)
+
+
+# ---- checks ----------------------------------------------------------------------------------------------------------
+
+
+def _check_reduces(group: GroupFacts, tensor: torch.Tensor, reduce_op: str, *_: Any) -> None:
+    check_reduction(reduce_op)
+
+
+def _check_nothing(group: GroupFacts, tensor: torch.Tensor, *_: Any) -> None:
+    return None
+
+
+def _check_source(group: GroupFacts, tensor: torch.Tensor, src: int) -> None:
+    if not 0 <= src < group.size:
+        raise ValueError(
+            f"broadcast on group '{group.name}': src is {src}; it must be a rank within the group, 0 to "
+            f"{group.size - 1}"
+        )
+
+
+def _check_list(operation: str, group: GroupFacts, name: str, sizes: Sequence[int]) -> None:
+    if len(sizes) != group.size:
+        raise ValueError(f"{operation}: {name} has {len(sizes)} entries, but the group has {group.size} ranks")
+    if any(size < 0 for size in sizes):
+        raise ValueError(f"{operation}: {name} has a negative entry: {list(sizes)}")
+
+
+def _check_gathered_v(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
+    _check_list("all_gather_v", group, "sizes", sizes)
+    own, rows = sizes[group.group_rank], tensor.size(0)
+    if own != rows:
+        raise ValueError(f"all_gather_v: sizes has {own} for this rank, but the dim of the tensor has size {rows}")
+
+
+def _check_scattered_v(group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int) -> None:
+    check_reduction(reduce_op)
+    _check_list("reduce_scatter_v", group, "sizes", sizes)
+    if sum(sizes) != tensor.size(0):
+        raise ValueError(
+            f"reduce_scatter_v: sizes add up to {sum(sizes)}, but the dim of the tensor has size {tensor.size(0)}"
+        )
+
+
+def _check_splits(
+    group: GroupFacts, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+) -> None:
+    operation = f"all_to_all_single on group '{group.name}'"
+    if tensor.dim() == 0:
+        raise ValueError(f"{operation}: the tensor has no dims, so there is none to split; give it at least one")
+    if not output_splits and not input_splits:
+        even_splits(tensor.size(0), group.size)
+        return
+    _check_list(operation, group, "output_split_sizes", output_splits)
+    _check_list(operation, group, "input_split_sizes", input_splits)
+    if sum(input_splits) != tensor.size(0):
+        raise ValueError(
+            f"{operation}: input_split_sizes add up to {sum(input_splits)}, but dim 0 of the tensor has size "
+            f"{tensor.size(0)}"
+        )
+
+
+def even_splits(rows: int, size: int) -> list[int]:
+    """The split sizes of an even split of dim 0.
+
+    Raises:
+        ValueError: It cannot be split evenly.
+    """
+    if rows % size:
+        raise ValueError(
+            f"dimension 0 has size {rows}, which must be a multiple of the group size {size} where no split sizes are "
+            "given"
+        )
+    return [rows // size] * size
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+
+
+def _divided(gradient: torch.Tensor, shape: Sequence[int], reduce_op: str, sizes: Any, *_: Any) -> torch.Tensor:
+    """What was gathered of the gradient of a reduction, for the average divided by the number of ranks."""
+    return gradient / (len(sizes) if isinstance(sizes, (list, tuple)) else sizes) if reduce_op == "avg" else gradient
+
+
+def _without_dim(gradient: torch.Tensor, shape: Sequence[int], *_: Any) -> torch.Tensor:
+    return gradient if shape else gradient.squeeze(0)
+
+
+# ---- through torch.distributed ---------------------------------------------------------------------------------------
+
+
+def _all_reduce_through_torch(group: GroupFacts, tensor: torch.Tensor, reduce_op: str) -> torch.Tensor:
+    reduced: torch.Tensor = torch.ops._c10d_functional.all_reduce(tensor, check_reduction(reduce_op), group.name)
+    return reduced
+
+
+def _reduce_scatter_through_torch(
+    group: GroupFacts, tensor: torch.Tensor, reduce_op: str, group_size: int
+) -> torch.Tensor:
+    part: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
+        tensor, check_reduction(reduce_op), group_size, group.name
+    )
+    return part
+
+
+def _all_gather_v_through_torch(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+    everywhere = torch.cat([tensor] * len(sizes))
+    return _all_to_all_through_torch(group, everywhere, sizes, [tensor.size(0)] * len(sizes))
+
+
+def _reduce_scatter_v_through_torch(
+    group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int
+) -> torch.Tensor:
+    whole = torch.ops._c10d_functional.wait_tensor(_all_reduce_through_torch(group, tensor, reduce_op))
+    part: torch.Tensor = whole.narrow(0, sum(sizes[: group.group_rank]), own).clone()
+    return part
+
+
+def _all_to_all_through_torch(
+    group: GroupFacts, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
+) -> torch.Tensor:
+    if not output_splits and not input_splits:
+        output_splits = input_splits = even_splits(tensor.size(0), group.size)
+    exchanged: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
+        tensor, output_splits, input_splits, group.name
+    )
+    return exchanged
+
+
+# ---- the records -----------------------------------------------------------------------------------------------------
+
+ALL_REDUCE = Collective(
+    name="all_reduce",
+    function="all_reduce",
+    result=_reduced,
+    check=_check_reduces,
+    adjoint=Adjoint("all_reduce", lambda shape, reduce_op: (reduce_op,)),
+    forms=("_", "_coalesced", "_coalesced_"),
+    kind=int(lib.PHX_CALL_ALL_REDUCE),
+    reduces=True,
+    torch_name="all_reduce",
+    through_torch=_all_reduce_through_torch,
+)
+ALL_GATHER = Collective(
+    name="all_gather_into_tensor",
+    function="all_gather_tensor",
+    result=_gathered,
+    check=_check_nothing,
+    adjoint=Adjoint("reduce_scatter_tensor", lambda shape, size: ("sum", size), _without_dim),
+    forms=("_out", "_coalesced"),
+    kind=int(lib.PHX_CALL_ALL_GATHER),
+    torch_name="all_gather_into_tensor",
+    takes_size=True,
+)
+REDUCE_SCATTER = Collective(
+    name="reduce_scatter_tensor",
+    function="reduce_scatter_tensor",
+    result=_scattered,
+    check=_check_reduces,
+    adjoint=Adjoint("all_gather_into_tensor", lambda shape, reduce_op, size: (size,), _divided),
+    forms=("_out", "_coalesced"),
+    kind=int(lib.PHX_CALL_REDUCE_SCATTER),
+    reduces=True,
+    torch_name="reduce_scatter_tensor",
+    through_torch=_reduce_scatter_through_torch,
+    takes_size=True,
+)
+ALL_GATHER_V = Collective(
+    name="all_gather_v",
+    function="all_gather_v",
+    result=_gathered_v,
+    check=_check_gathered_v,
+    adjoint=Adjoint("reduce_scatter_v", lambda shape, sizes: ("sum", sizes, shape[0])),
+    torch_name="all_gather_into_tensor",
+    through_torch=_all_gather_v_through_torch,
+)
+REDUCE_SCATTER_V = Collective(
+    name="reduce_scatter_v",
+    function="reduce_scatter_v",
+    result=_scattered_v,
+    check=_check_scattered_v,
+    adjoint=Adjoint("all_gather_v", lambda shape, reduce_op, sizes, own: (sizes,), _divided),
+    reduces=True,
+    torch_name="reduce_scatter_tensor",
+    through_torch=_reduce_scatter_v_through_torch,
+)
+ALL_TO_ALL = Collective(
+    name="all_to_all_single",
+    function="all_to_all_single",
+    result=_exchanged,
+    check=_check_splits,
+    adjoint=Adjoint("all_to_all_single", lambda shape, output_splits, input_splits: (input_splits, output_splits)),
+    kind=int(lib.PHX_CALL_ALL_TO_ALL),
+    torch_name="all_to_all_single",
+    through_torch=_all_to_all_through_torch,
+)
+BROADCAST = Collective(
+    name="broadcast",
+    function="broadcast",
+    result=_contiguous_like,
+    check=_check_source,
+    adjoint=Adjoint("broadcast_backward", lambda shape, src: (src,)),
+    forms=("_",),
+    kind=int(lib.PHX_CALL_BROADCAST),
+    torch_name="broadcast",
+)
+COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_GATHER_V, REDUCE_SCATTER_V, ALL_TO_ALL, BROADCAST)
+
+# The gradient of broadcast: the sum on the source and zeros elsewhere. It is an op of its own because its result
+# depends on the rank, and a compiled graph must not: torch's caches give one rank the graphs of another.
+BROADCAST_BACKWARD = Collective(
+    name="broadcast_backward",
+    function="broadcast",
+    result=_contiguous_like,
+    check=_check_source,
+    adjoint=Adjoint("broadcast", lambda shape, src: (src,)),
+)
+
+
+# ---- the forms -------------------------------------------------------------------------------------------------------
+
+
+class Form(NamedTuple):
+    """One op: a collective in one of its forms.
+
+    Attributes:
+        collective: The collective.
+        name: The name of the op, such as all_reduce_coalesced_.
+        takes_list: Whether it is of several tensors, which it takes as a list.
+        in_place: Whether it writes into its tensor.
+        into_out: Whether it writes into its argument `out`.
+    """
+
+    collective: Collective
+    name: str
+    takes_list: bool = False
+    in_place: bool = False
+    into_out: bool = False
+
+    @property
+    def writes(self) -> bool:
+        """Whether it writes into an argument, and gives nothing."""
+        return self.in_place or self.into_out
+
+
+def _form(collective: Collective, ending: str) -> Form:
+    takes_list, in_place = ending.startswith("_coalesced"), ending in ("_", "_coalesced_")
+    return Form(collective, collective.name + ending, takes_list, in_place, ending == "_out")
+
+
+# By the name of the op. Each is also complete on return, as blocking_<name>, and in phalanx_ordered.
+FORMS = {
+    form.name: form
+    for collective in COLLECTIVES
+    for form in (_form(collective, ending) for ending in ("", *collective.forms))
+}
+BLOCKING = {f"blocking_{name}": name for name in FORMS}
+OPS = ("broadcast_backward", "wait_tensor", *FORMS, *BLOCKING)  # all with an autograd kernel
+
+
+def form_of(op: str) -> Form | None:
+    """The collective and the form of an op of torch.ops.phalanx or torch.ops._c10d_functional, by its name; None: it is
+    no collective.
+
+    For compilers and for what counts collectives.
+
+    Example:
+        >>> form = form_of("reduce_scatter_tensor_coalesced")
+        >>> form.collective.name, form.takes_list, form.writes
+        ('reduce_scatter_tensor', True, False)
+        >>> form_of("wait_tensor") is None
+        True
+    """
+    return FORMS.get(BLOCKING.get(op, op))
+
+
+def fake_kernel(form: Form) -> Callable[..., Any]:
+    """What an op gives for tensors without data."""
+    result = form.collective.result
+    if form.writes:
+        return _gives_nothing
+    if form.takes_list:
+        return lambda tensors, *args: [result(tensor, *args[:-1]) for tensor in tensors]
+    return lambda tensor, *args: result(tensor, *args[:-1])
+
+
+def _gives_nothing(*_: Any, **__: Any) -> None:
+    return None

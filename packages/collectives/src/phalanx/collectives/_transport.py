@@ -1,0 +1,171 @@
+"""Who moves the data: the core, or the process group's own back end. It is decided here and nowhere else."""
+
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.autograd.graph import increment_version
+from torch.distributed import Work
+
+from phalanx.collectives import _call_rows, _p2p_streams, _torch_compat
+from phalanx.collectives._cuda import stream_kwargs
+from phalanx.collectives._group_state import GroupState
+from phalanx.collectives._op_table import Collective
+from phalanx.collectives._work import CoreWork
+from phalanx.collectives.profiling import shown
+from phalanx.core import ANY_RANK, Group, PeerDeadError, ffi, lib
+
+
+class Message(NamedTuple):
+    """A message whose arguments were checked.
+
+    Attributes:
+        sends: Whether it is sent, or received.
+        tensor: An ordinary tensor, contiguous where it is written.
+        peer: The other rank within the group, or ANY_RANK.
+        tag: Tells messages apart.
+        state: The group.
+    """
+
+    sends: bool
+    tensor: torch.Tensor
+    peer: int
+    tag: int
+    state: GroupState
+
+
+class Transport(Protocol):
+    """What serves a group for a tensor."""
+
+    def start(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Start a collective; what it gives may be pending.
+
+        Args:
+            collective: Its record.
+            tensor: What it reads.
+            args: The other arguments of its op but the last one, the name of the group.
+        """
+
+    def barrier(self, tensor: torch.Tensor) -> None:
+        """Wait until all ranks have come. The tensor says by its device which of them is meant; with a GPU too, it
+        returns when they have."""
+
+    def post(self, message: Message) -> Work:
+        """Send or receive a message, and return at once."""
+
+
+class CoreTransport:
+    """The core."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: GroupState) -> None:
+        self.state = state
+
+    @property
+    def _core(self) -> Group:
+        core = self.state.core
+        assert core is not None
+        return core
+
+    def start(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        started: torch.Tensor = getattr(torch.ops.phalanx, collective.name)(tensor, *args, self.state.op_name)
+        return started
+
+    def barrier(self, tensor: torch.Tensor) -> None:
+        if tensor.is_cpu:
+            self._core.barrier()
+            return
+        device = tensor.device
+        self._core.barrier(**stream_kwargs(device))
+        if torch.cuda.is_current_stream_capturing():
+            return  # a barrier of streams, whenever the graph is replayed
+        torch.cuda.current_stream(device).synchronize()
+        error = self._core.error()
+        if error is not None and not isinstance(error, PeerDeadError):  # a later call says so
+            raise error
+
+    def memory(self, message: Message) -> torch.Tensor:
+        """What the core reads or writes for a message."""
+        memory = _call_rows.memory_of(message.tensor, self.state.on_gpus)
+        assert memory is not None
+        return memory.contiguous() if message.sends else memory
+
+    def row(self, message: Message) -> _p2p_streams.Row:
+        """A message on a GPU, for a stream."""
+        return _p2p_streams.Row(message.sends, self.memory(message), message.peer, message.tag)
+
+    def post(self, message: Message) -> Work:
+        memory = self.memory(message)
+        if memory.is_cuda:
+            return _p2p_streams.put(self.state, [self.row(message)], (message.sends, message.peer))[0]
+        code, lanes, _ = _call_rows.element_type(memory.dtype)
+        function = lib.phx_send if message.sends else lib.phx_recv
+        address = ffi.cast("void *", memory.data_ptr())
+        count = memory.numel() * lanes
+        begin = partial(function, self._core.pointer, address, count, code, message.peer, message.tag, ffi.NULL)
+        title = "send" if message.sends else "recv"
+        with shown(title, [memory], [memory], self._core, name=self.state.name, peer=message.peer, message=True):
+            work = CoreWork(begin, (memory,), self.state.ranks, is_message=True)
+        if not message.sends and not memory.is_inference():
+            increment_version(memory)
+        return work
+
+
+class C10dTransport:
+    """The back end of the process group, by torch.distributed."""
+
+    __slots__ = ("state",)
+
+    def __init__(self, state: GroupState) -> None:
+        self.state = state
+
+    def _process_group(self) -> dist.ProcessGroup:
+        group = _torch_compat.group_named(self.state.name)
+        assert group is not None
+        return group
+
+    def start(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        tensor = tensor.contiguous()
+        if collective.through_torch is not None:
+            return collective.through_torch(self.state, tensor, *args)
+        started: torch.Tensor = getattr(torch.ops._c10d_functional, collective.torch_name)(
+            tensor, *args, self.state.name
+        )
+        return started
+
+    def barrier(self, tensor: torch.Tensor) -> None:
+        group, device = self._process_group(), tensor.device
+        options = dist.BarrierOptions()
+        options.asyncOp = False
+        if f"{device.type}:" not in dist.get_backend_config(group):
+            dist.barrier(group)  # such as nccl alone, and no tensor given
+            return
+        options.device = device  # torch makes a tensor there, and dispatches by it
+        work = group.barrier(options)
+        if work is not None:
+            work.wait()
+
+    def post(self, message: Message) -> Work:
+        group = self._process_group()
+        if message.sends:
+            work = dist.isend(message.tensor.contiguous(), group=group, tag=message.tag, group_dst=message.peer)
+        elif message.peer == ANY_RANK:
+            work = dist.irecv(message.tensor, group=group, tag=message.tag)
+        else:
+            work = dist.irecv(message.tensor, group=group, tag=message.tag, group_src=message.peer)
+        assert work is not None
+        return work
+
+
+def transport_for(state: GroupState, tensor: torch.Tensor, *, by_address: bool = False) -> Transport:
+    """Who serves a group for a tensor. The ranks have met; before that, a CPU tensor counts as the core's.
+
+    Args:
+        state: The group.
+        tensor: What is moved.
+        by_address: Whether the core would be given the memory of the tensor, as for messages, and not the tensor.
+    """
+    served = state.serves(tensor) and (not by_address or _call_rows.memory_of(tensor, state.on_gpus) is not None)
+    return CoreTransport(state) if served else C10dTransport(state)

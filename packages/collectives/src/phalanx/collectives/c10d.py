@@ -1,0 +1,108 @@
+"""The backend `phalanx` of torch.distributed: process groups of CPUs and GPUs on the core.
+
+    import torch.distributed as dist
+
+    dist.init_process_group("phalanx")                  # "cpu:phalanx,cuda:phalanx"; or "cpu:phalanx,cuda:nccl"
+
+No import of phalanx is needed: torch finds the backend by an entry point, see `phalanx_torch_autoload`.
+
+Everything that torch builds on process groups runs on it unchanged: DistributedDataParallel, fully_shard, DTensor,
+checkpoints. It is a Backend in C++, compiled for the installed torch at the first use on a host, which takes the better
+part of a minute. Where that cannot be, init_process_group raises and says what to do.
+
+Collectives on tensors of a GPU are put on its current stream, messages on one beside it. They need the driver and the
+kernels of the core on each rank (docs/howto/gpu.md).
+
+init_process_group waits for all ranks, which tell each other on which hosts they are. (Later groups are known from the
+default one, if that is of this backend.) The ranks of a group on one host meet at its first collective or message,
+those of a group on several hosts when it is made: the core serves it over UCX (docs/howto/hosts.md).
+
+What the core cannot serve on several hosts goes through torch's own backends: tensors of GPUs through NCCL, and where a
+rank has no UCX, those of the CPU through gloo, which a warning says.
+"""
+
+import sys
+import warnings
+from datetime import timedelta
+from typing import Any
+
+import phalanx_torch_autoload
+import torch.distributed as dist
+
+from phalanx.collectives import _torch_compat
+from phalanx.collectives._c10d import BACKEND, _build, _make
+from phalanx.collectives._registry import connections
+from phalanx.core.timeouts import milliseconds
+
+__all__ = ["BACKEND", "load", "monitored_barrier", "register", "set_timeout"]
+
+
+def register() -> None:
+    """Register the backend with torch.distributed, so that it is in `Backend._plugins`.
+
+    Importing phalanx.collectives does it. Does nothing the second time.
+    """
+    phalanx_torch_autoload.register()
+
+
+def load() -> None:
+    """Load the backend before a group needs it; it is compiled if it is not there yet. Not collective.
+
+    Raises:
+        RuntimeError: It cannot be had; the text says why, and what to do.
+    """
+    _build.module()
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier that names the ranks that did not come. Collective.
+
+    As torch.distributed.monitored_barrier, which refuses every backend but gloo. The group can be used after a failure.
+
+    Args:
+        group: Of this backend; None is the default group.
+        timeout: How long to wait; None is the timeout of the group, and zero or less is over at once, as with gloo.
+        wait_all_ranks: Whether to name all that are missing, not just the first.
+
+    Raises:
+        torch.distributed.DistBackendError: Ranks did not come in time. All that came get the same text.
+    """
+    made: Any = _group(group)
+    made.monitored_barrier(timeout=_torch_compat.UNSET if timeout is None else timeout, wait_all_ranks=wait_all_ranks)
+
+
+def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> None:
+    """Set how long later collectives and messages of this rank wait for others. Not collective.
+
+    Args:
+        timeout: Of each, its start and its wait. Zero is 1 ms, as in init_process_group.
+        group: Of this backend; None is the default group.
+
+    Raises:
+        ValueError: The timeout is negative.
+    """
+    found = _group(group)
+    _torch_compat.backend_of(found, BACKEND).set_timeout(timeout)
+    if (connection := connections.get(found.group_name)) is not None:
+        connection.set_timeout(milliseconds(timeout))
+
+
+def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    found = dist.group.WORLD if group is None else group
+    if found is None:
+        raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
+    return found
+
+
+def create(options: Any, backend_options: Any) -> Any:
+    """What serves a new group; torch calls it through `phalanx_torch_autoload`."""
+    if "ignite.distributed" in sys.modules:
+        warnings.warn(
+            "ignite.distributed.auto_model does not wrap a model in DistributedDataParallel for the backend 'phalanx': "
+            "the ranks would train without synchronising. Wrap the model in DistributedDataParallel yourself",
+            stacklevel=2,
+        )
+    _torch_compat.give_tensors_as_they_are()
+    return _make.make(options, backend_options)

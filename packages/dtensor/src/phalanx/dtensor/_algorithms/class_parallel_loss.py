@@ -1,0 +1,225 @@
+"""Softmax, log_softmax and negative log-likelihood along a sharded dim: the loss of a model whose classes are sharded.
+
+No rank sees the scores of another one. What moves, for each line of scores: a maximum and a sum of its exponentials in
+softmax; one sum in its gradient; one picked score in a loss without reduction, and with one a single number. The
+gradient of the loss moves nothing. (Online softmax: Milakov and Gimelshein, arXiv 1805.02867.)
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from phalanx.dtensor._algorithms.common import (
+    check_strict,
+    gathered,
+    is_cut_plainly,
+    offset_of,
+    redistribute_local,
+    reduced,
+    wrapped,
+)
+from phalanx.dtensor._algorithms.registry import algorithm
+from phalanx.dtensor._compile import is_traced
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._torch_compat import assert_async
+from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard
+
+_NONE, _MEAN, _SUM = 0, 1, 2  # torch's codes of the reduction of a loss
+
+
+# ---- softmax --------------------------------------------------------------------------------------------------------
+
+
+def _is_cut(spec: DTensorSpec, dim: int) -> bool:
+    """Whether the classes are cut, and there are scores. Other dims may have symbolic sizes."""
+    if not spec.ndim or any(type(size) is int and size == 0 for size in spec.shape):
+        return False
+    return is_cut_plainly(spec, [dim % spec.ndim], may_be_symbolic=True)
+
+
+def _takes_softmax(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
+    spec = values[0]._spec
+    # half_to_float is for accelerators: on a CPU torch refuses it, and says so.
+    return values[2] is False and _is_cut(spec, values[1])
+
+
+def _computed(local: torch.Tensor) -> torch.Tensor:
+    """The tensor in the dtype in which torch computes."""
+    return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
+
+
+def _extent(local: torch.Tensor, spec: DTensorSpec, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """(maximum, sum of exp(x - maximum)) of the lines of the whole tensor along a dim. Collective."""
+    shape = [1 if index == dim else size for index, size in enumerate(local.shape)]
+    if local.shape[dim]:
+        high = local.amax(dim, keepdim=True)
+        # A line of -inf alone counts nothing here, and its exponentials are not to be NaN for the other ranks.
+        own = (local - high.masked_fill(high == -torch.inf, 0)).exp_().sum(dim, keepdim=True)
+    else:
+        high, own = local.new_full(shape, -torch.inf), local.new_zeros(shape)
+    parts = gathered(torch.stack((high, own)), spec.mesh, spec.mesh_dims_of(dim))
+    top = parts[:, 0].amax(0)
+    return top, (parts[:, 1] * (parts[:, 0] - top).exp_()).sum(0)
+
+
+@algorithm("aten._log_softmax.default", "aten._softmax.default", takes=_takes_softmax)
+def softmax(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """(self, dim, half_to_float) -> output, sharded as self."""
+    check_strict(op)
+    scores, dim, _ = bound(op, args, kwargs)
+    spec: DTensorSpec = scores._spec
+    local = _computed(scores._local_tensor)
+    top, total = _extent(local, spec, dim % spec.ndim)
+    shifted = local - top
+    result = shifted.sub_(total.log_()) if "log" in op._schema.name else shifted.exp_().div_(total)
+    return wrapped(result.to(spec.dtype), spec.mesh, spec.placements, spec.shape, spec)
+
+
+def _takes_gradient(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
+    # (grad_output, output, dim, input_dtype)
+    return _is_cut(values[1]._spec, values[2])
+
+
+@algorithm("aten._log_softmax_backward_data.default", "aten._softmax_backward_data.default", takes=_takes_gradient)
+def softmax_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """(grad_output, output, dim, input_dtype) -> grad_input, sharded as output."""
+    check_strict(op)
+    grad, output, dim, dtype = bound(op, args, kwargs)
+    spec: DTensorSpec = output._spec
+    dim = dim % spec.ndim
+    gradient, values = _computed(redistribute_local(grad, spec.placements)), _computed(output._local_tensor)
+    if "log" in op._schema.name:
+        total = reduced(gradient.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
+        result = gradient - values.exp() * total
+    else:
+        weighted = gradient * values
+        total = reduced(weighted.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
+        result = weighted - values * total
+    return wrapped(result.to(dtype), spec.mesh, spec.placements, spec.shape, spec)
+
+
+# ---- negative log-likelihood ----------------------------------------------------------------------------------------
+
+
+def _takes_scores(argument: int) -> Any:
+    def takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
+        spec = values[argument]._spec
+        return _is_cut(spec, min(1, spec.ndim - 1))
+
+    return takes
+
+
+class _Picked:
+    """The scores that targets select, where the classes are sharded. Collective where the target is redistributed.
+
+    Attributes:
+        dim: The dim of the classes.
+        placements: The placements of the target: as the scores, but replicated on the mesh dims that cut the classes.
+        mesh_dims: The mesh dims that cut the classes; and `others`, those that cut something else.
+        counts: Where a target counts: it is not the ignored one.
+        index: Its place among the classes of this rank, with 0 where it is not `here`.
+        weight: The weight of each class of this rank, or None.
+    """
+
+    def __init__(self, op: Any, spec: DTensorSpec, target: Any, weight: Any, ignored: int) -> None:
+        self.dim = min(1, spec.ndim - 1)
+        dims = [one.dim if isinstance(one, Shard) else None for one in spec.placements]
+        self.mesh_dims = [index for index, dim in enumerate(dims) if dim == self.dim]
+        self.others = [index for index, dim in enumerate(dims) if dim not in (None, self.dim)]
+        self.placements: list[AnyPlacement] = [
+            Replicate() if dim in (None, self.dim) else Shard(dim - (dim > self.dim)) for dim in dims
+        ]
+        local = redistribute_local(target, self.placements)
+        self.counts = local != ignored
+        outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
+        if is_traced():
+            text = f"{op}: a target is out of bounds: there are {spec.shape[self.dim]} classes"
+            assert_async(~outside.any(), text)
+        else:
+            # Ranks with another part of the batch do not see this one's targets.
+            is_wrong = outside.any()
+            if self.others:
+                is_wrong = reduced(is_wrong.to(torch.int32), "max", spec.mesh, self.others)
+            if bool(is_wrong):
+                first = local[outside].flatten()[:1]
+                target = f"target {int(first)}" if first.numel() else "a target of another rank"
+                raise IndexError(f"{op}: {target} is out of bounds: there are {spec.shape[self.dim]} classes")
+        own = spec.local_shape[self.dim]
+        index = local - offset_of(spec, self.dim)
+        self.here = self.counts & (index >= 0) & (index < own)
+        self.index = index.masked_fill_(~self.here, 0)
+        self.weight = None
+        if weight is not None:
+            cut = [Shard(0) if index in self.mesh_dims else Replicate() for index in range(spec.mesh.ndim)]
+            self.weight = redistribute_local(weight, cut)
+
+    def of(self, values: torch.Tensor) -> torch.Tensor:
+        """The score that each target picks; 0 where another rank has it, or it does not count."""
+        if not values.shape[self.dim]:
+            return values.new_zeros(self.index.shape)
+        found = values.gather(self.dim, self.index.unsqueeze(self.dim)).squeeze(self.dim)
+        return found.masked_fill_(~self.here, 0)
+
+    def weights(self) -> torch.Tensor | None:
+        """The weight of the class that each target picks, 0 where another rank has it; None without weights."""
+        if self.weight is None:
+            return None
+        if not self.weight.numel():
+            return self.weight.new_zeros(self.index.shape)
+        return self.weight[self.index].masked_fill_(~self.here, 0)
+
+
+@algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_scores(0))
+def nll_loss(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """(self, target, weight, reduction, ignore_index) -> (output, total_weight).
+
+    The output is whole on the mesh dims that cut the classes, and on those that cut the batch: sharded without a
+    reduction, else a Partial(sum).
+    """
+    check_strict(op)
+    scores, target, weight, reduction, ignored = bound(op, args, kwargs)
+    spec: DTensorSpec = scores._spec
+    mesh, whole = spec.mesh, (Replicate(),) * spec.mesh.ndim
+    picked = _Picked(op, spec, target, weight, ignored)
+    local = scores._local_tensor
+    loss, weights = picked.of(local).neg_(), picked.weights()
+    if weights is not None:
+        loss = loss * weights
+    if reduction == _NONE and spec.ndim > 1:
+        loss = reduced(loss, "sum", mesh, picked.mesh_dims)
+        shape = [size for index, size in enumerate(spec.shape) if index != picked.dim]
+        return wrapped(loss, mesh, picked.placements, shape), wrapped(local.new_zeros(()), mesh, whole, ())
+    total = picked.counts.sum().to(local.dtype) if weights is None else weights.sum()
+    loss = loss.sum()
+    if weights is None:
+        loss = reduced(loss, "sum", mesh, picked.mesh_dims)
+    else:
+        loss, total = reduced(torch.stack((loss, total)), "sum", mesh, picked.mesh_dims).unbind()
+    total = reduced(total, "sum", mesh, picked.others)
+    if reduction == _MEAN:
+        loss = loss / total
+    parts = [Partial("sum") if index in picked.others else Replicate() for index in range(mesh.ndim)]
+    return wrapped(loss, mesh, parts, ()), wrapped(total, mesh, whole, ())
+
+
+@algorithm("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", takes=_takes_scores(1))
+def nll_loss_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """(grad_output, self, target, weight, reduction, ignore_index, total_weight) -> grad_input, sharded as self."""
+    check_strict(op)
+    grad, scores, target, weight, reduction, ignored, total = bound(op, args, kwargs)
+    spec: DTensorSpec = scores._spec
+    picked = _Picked(op, spec, target, weight, ignored)
+    whole = (Replicate(),) * spec.mesh.ndim
+    gradient = redistribute_local(grad, picked.placements if grad.ndim else whole)
+    if reduction == _MEAN:
+        gradient = gradient / redistribute_local(total, whole)
+    weights = picked.weights()
+    value = gradient.neg().expand(picked.index.shape) if weights is None else -gradient * weights
+    result = torch.zeros_like(scores._local_tensor)
+    if result.shape[picked.dim]:
+        # Where another rank has the target, class 0 of this one would be written: with its 0.
+        value = value.masked_fill(~picked.here, 0)
+        result.scatter_(picked.dim, picked.index.unsqueeze(picked.dim), value.unsqueeze(picked.dim))
+    return wrapped(result, spec.mesh, spec.placements, spec.shape, spec)

@@ -1,0 +1,140 @@
+"""What algorithms share: how a dim is cut, what each rank contributes, and what results are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+import phalanx.collectives as pc
+from phalanx.core import MismatchError
+from phalanx.dtensor import _layout
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._mesh import Mesh, coordinate_of
+from phalanx.dtensor._mode import StrictError, is_strict
+from phalanx.dtensor._redistribute import plan_redistribute
+from phalanx.dtensor._redistribute.comm import explained
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, split_dim
+
+
+def is_cut_plainly(spec: DTensorSpec, dims: Sequence[int], may_be_symbolic: bool = False) -> bool:
+    """Whether this rank is in the mesh, one of the dims is cut, all cuts are Shard, and nothing is Partial.
+
+    Args:
+        spec: What is cut, or not.
+        dims: The dims, not negative.
+        may_be_symbolic: Whether sizes of other dims may be symbolic; otherwise none may.
+    """
+    if coordinate_of(spec.mesh) is None:
+        return False
+    if type(spec) is not DTensorSpec and not (may_be_symbolic and all(type(spec.shape[dim]) is int for dim in dims)):
+        return False
+    if not all(isinstance(one, (Shard, Replicate)) for one in spec.placements):
+        return False
+    return any(spec.mesh_dims_of(dim) for dim in dims)
+
+
+def check_strict(op: Any) -> None:
+    """Algorithms communicate: in strict mode they may not."""
+    if is_strict():
+        raise StrictError(
+            f"strict mode: {op} along a sharded dim would communicate by itself: redistribute its input first, or "
+            "leave strict mode"
+        )
+
+
+def without_partial(tensor: Any) -> tuple[torch.Tensor, DTensorSpec]:
+    """The local tensor and the spec, with what is Partial reduced. Collective where something is."""
+    spec: DTensorSpec = tensor._spec
+    if not spec.is_partial:
+        return tensor._local_tensor, spec
+    target = spec.replace(placements=tuple(Replicate() if type(p) is Partial else p for p in spec.placements))
+    return plan_redistribute(spec, target).run(tensor._local_tensor), target
+
+
+def redistribute_local(tensor: Any, placements: Sequence[AnyPlacement]) -> torch.Tensor:
+    """The local tensor in other placements. Collective where they differ."""
+    spec: DTensorSpec = tensor._spec
+    return plan_redistribute(spec, spec.replace(placements=tuple(placements))).run(tensor._local_tensor)
+
+
+def number_of(spec: DTensorSpec, mesh_dims: Sequence[int]) -> int:
+    """The number of this rank's piece among those that the mesh dims cut, in the order of the tensor."""
+    coordinate = coordinate_of(spec.mesh) or ()
+    number = 0
+    for mesh_dim in mesh_dims:
+        number = number * spec.mesh.shape[mesh_dim] + coordinate[mesh_dim]
+    return number
+
+
+def offset_of(spec: DTensorSpec, dim: int) -> int:
+    """The global index of the first element of this rank's piece of a dim."""
+    runs = spec.local_runs[dim]
+    return int(runs[0][0]) if runs else int(spec.shape[dim])
+
+
+def gathered(part: torch.Tensor, mesh: Mesh, mesh_dims: Sequence[int]) -> torch.Tensor:
+    """What each rank of some mesh dims has, stacked in the order of the pieces. Collective.
+
+    Args:
+        part: A tensor of the same shape on every rank.
+        mesh: The mesh.
+        mesh_dims: The mesh dims, ascending: the last one is the innermost.
+    """
+    stack = part.unsqueeze(0).contiguous()
+    for mesh_dim in reversed(mesh_dims):
+        if mesh.shape[mesh_dim] > 1:
+            try:
+                stack = pc.wait_tensor(pc.all_gather_tensor(stack, 0, (mesh, mesh_dim)))  # type: ignore[arg-type]
+            except MismatchError as error:
+                raise explained(error) from None
+    return stack
+
+
+def reduced(part: torch.Tensor, op: str, mesh: Mesh, mesh_dims: Sequence[int]) -> torch.Tensor:
+    """The reduction of what each rank of some mesh dims has. Collective."""
+    for mesh_dim in mesh_dims:
+        if mesh.shape[mesh_dim] > 1:
+            try:
+                part = pc.wait_tensor(pc.all_reduce(part.contiguous(), op, (mesh, mesh_dim)))  # type: ignore[arg-type]
+            except MismatchError as error:
+                raise explained(error) from None
+    return part
+
+
+def without_dims(
+    spec: DTensorSpec, dims: Sequence[int], keepdim: bool
+) -> tuple[tuple[AnyPlacement, ...], tuple[int, ...]]:
+    """Placements and shape of what is left when dims are reduced: whole on the mesh dims that cut them."""
+    placements: list[AnyPlacement] = []
+    for placement in spec.placements:
+        dim = split_dim(placement)
+        if dim is None or dim in dims:
+            placements.append(Replicate())
+        else:
+            placements.append(Shard(dim if keepdim else dim - sum(one < dim for one in dims)))
+    if keepdim:
+        shape = tuple(1 if dim in dims else int(size) for dim, size in enumerate(spec.shape))
+    else:
+        shape = tuple(int(size) for dim, size in enumerate(spec.shape) if dim not in dims)
+    return tuple(placements), shape
+
+
+def wrapped(
+    local: torch.Tensor,
+    mesh: Mesh,
+    placements: Sequence[AnyPlacement],
+    shape: Sequence[int],
+    like: DTensorSpec | None = None,
+) -> DTensor:
+    """A DTensor of that shape, its dims in memory in the order of those of `like`, or contiguous.
+
+    Not as the local tensor happens to lie: ranks must agree on it, and one with an empty piece sees another order.
+    """
+    stride = None
+    if like is not None and 0 not in like.stride:
+        stride = _layout.stride_like(tuple(shape), like.shape, like.stride)
+    spec = DTensorSpec(mesh, tuple(placements), torch.Size(shape), stride, local.dtype)
+    if local.stride() != spec.local_stride:
+        local = torch.empty_strided(local.shape, spec.local_stride, dtype=local.dtype, device=local.device).copy_(local)
+    return DTensor._wrap(local, spec)

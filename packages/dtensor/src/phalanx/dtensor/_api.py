@@ -1,0 +1,141 @@
+"""The functions that make DTensors, and the completion of the class.
+
+    mesh = torch.distributed.init_device_mesh("cpu", (4,))
+    x = distribute_tensor(torch.randn(8, 4), mesh, [Shard(0)])     # each rank keeps two rows
+    y = (x @ w).relu()                                             # as on one process; ranks work on their rows
+    y.full_tensor()                                                # the whole tensor, on every rank
+
+Names, signatures and semantics follow torch.distributed.tensor of torch 2.13.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from phalanx.dtensor import _autograd, _compile, _dispatch, _local_spec, _tensor
+from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
+from phalanx.dtensor._mesh import Mesh, describe, mesh_id
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import current_mesh
+from phalanx.dtensor.placement_types import Placement, Replicate
+
+_tensor.complete(_autograd, _dispatch.dispatch)
+
+
+def distribute_tensor(
+    tensor: torch.Tensor,
+    device_mesh: Mesh | None = None,
+    placements: Sequence[Placement] | None = None,
+    *,
+    src_data_rank: int | None = 0,
+) -> DTensor:
+    """Spread a tensor that ranks have whole. Collective over the mesh, unless `src_data_rank` is None.
+
+    Args:
+        tensor: A leaf, on every rank of the same shape; a DTensor is returned as it is if mesh and placements are its
+            own.
+        device_mesh: The mesh; by default the one of the `with mesh:` around.
+        placements: One for each mesh dim, Replicate by default: Shard cuts as torch.tensor_split would but with the
+            sizes of torch.chunk, and SizedShard as it says. Partial makes one term of it, the others neutral.
+        src_data_rank: The rank of each mesh dim whose values count, counted in the mesh dim. None takes those that each
+            rank has, without communication: they must be the same.
+
+    Returns:
+        A DTensor that requires gradients if the tensor does; a leaf. A rank outside the mesh gets an empty local
+        tensor.
+
+    Raises:
+        ValueError: Placements are not one for each mesh dim, or a DTensor has others, or another mesh.
+        RuntimeError: A placement is unknown, there is no mesh, or the tensor is no leaf.
+
+    Source: torch.distributed.tensor.distribute_tensor.
+    """
+    mesh = current_mesh("distribute_tensor") if device_mesh is None else _compile.real_mesh(device_mesh)
+    if placements is None:
+        placements = (Replicate(),) * mesh.ndim
+    if isinstance(tensor, DTensor):
+        return _same(tensor, mesh, placements)
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "distribute_tensor: the tensor is the result of an op that records gradients: write "
+            "DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
+        )
+    if tensor.requires_grad and _compile.is_traced():
+        raise RuntimeError(
+            "distribute_tensor: in a compiled function it cannot make a leaf that requires gradients: make it outside, "
+            "or write DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
+        )
+    spec = DTensorSpec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
+    local = _local_spec.local_part(tensor.detach(), spec, src_data_rank)
+    return DTensor._wrap(local, _local_spec.with_stride_of(spec, local), tensor.requires_grad)
+
+
+def _same(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement]) -> DTensor:
+    if mesh_id(tensor.device_mesh) != mesh_id(mesh):
+        raise ValueError(
+            f"distribute_tensor: the DTensor is on mesh {describe(tensor.device_mesh)}, not on {describe(mesh)}: "
+            "bring it there with redistribute(mesh, placements)"
+        )
+    if tensor.placements != normalize_placements(mesh, placements, tensor.ndim):
+        raise ValueError(
+            f"distribute_tensor: the DTensor has placements {list(tensor.placements)}, not {list(placements)}: change "
+            "them with redistribute(placements=...)"
+        )
+    return tensor
+
+
+def distribute_module(
+    module: nn.Module,
+    device_mesh: Mesh | None = None,
+    partition_fn: Callable[[str, nn.Module, Any], None] | None = None,
+    input_fn: Callable[[nn.Module, Any, Any], Any] | None = None,
+    output_fn: Callable[[nn.Module, Any, Any], Any] | None = None,
+) -> nn.Module:
+    """Make the parameters and buffers of a module DTensors. Collective over the mesh.
+
+    Args:
+        module: The module; changed in place.
+        device_mesh: The mesh; by default the one of the `with mesh:` around.
+        partition_fn: Called with (name, submodule, mesh) for each submodule, to make its parameters DTensors as it
+            likes. What is left plain is replicated afterwards.
+        input_fn: Called with (module, inputs, mesh) before forward; what it returns are the inputs.
+        output_fn: Called with (module, outputs, mesh) after forward; what it returns is the output.
+
+    Returns:
+        The module.
+
+    Raises:
+        RuntimeError: It was distributed before, or there is no mesh.
+
+    Source: torch.distributed.tensor.distribute_module.
+    """
+    mesh = current_mesh("distribute_module") if device_mesh is None else device_mesh
+    if getattr(module, "_distribute_module_applied", False):
+        raise RuntimeError("distribute_module: this module was distributed before: call it once for each module")
+    for name, submodule in module.named_modules():
+        if partition_fn is not None:
+            partition_fn(name, submodule, mesh)
+        _replicate(submodule, mesh)
+    if input_fn is not None:
+        module.register_forward_pre_hook(lambda called, inputs: input_fn(called, inputs, mesh))
+    if output_fn is not None:
+        module.register_forward_hook(lambda called, _, outputs: output_fn(called, outputs, mesh))
+    module._distribute_module_applied = True  # type: ignore[assignment]
+    return module
+
+
+def _replicate(module: nn.Module, mesh: Mesh) -> None:
+    whole = [Replicate()] * mesh.ndim
+    for key, parameter in module._parameters.items():
+        if parameter is not None and not isinstance(parameter, DTensor):
+            made = distribute_tensor(parameter.detach(), mesh, whole)
+            module.register_parameter(key, nn.Parameter(made, requires_grad=parameter.requires_grad))
+    for key, buffer in module._buffers.items():
+        if buffer is not None and not isinstance(buffer, DTensor):
+            module._buffers[key] = distribute_tensor(buffer, mesh, whole)
+
+
+_compile.in_graph(DTensor.from_local)
+_compile.in_graph(distribute_tensor)

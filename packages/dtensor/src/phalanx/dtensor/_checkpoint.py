@@ -1,0 +1,181 @@
+"""Saving and loading: what torch.distributed.checkpoint asks of a tensor, how its state dicts are gathered and loaded,
+and which classes torch.load may make.
+
+A local tensor is written as the boxes of the whole tensor that it holds: one for each combination of the runs of its
+dims (see `_layout`), so that it can be read back in any other placements, on any other mesh. Ranks that have the same
+box name it alike, and the checkpoint writes it once.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, product
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from phalanx.dtensor import _api, _local_spec
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._mesh import AbstractMesh, coordinate_of
+from phalanx.dtensor._redistribute.comm import wait_if_pending
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import either_dtensor, when_state_dicts_are_imported
+from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, SizedShard, StridedShard
+
+
+class _Box(NamedTuple):
+    """A box of the whole tensor that this rank has."""
+
+    offsets: tuple[int, ...]  # in the whole tensor
+    sizes: tuple[int, ...]
+    local: tuple[int, ...]  # where it begins in the local tensor
+
+
+def _boxes(tensor: Any) -> list[_Box]:
+    spec: DTensorSpec = tensor._spec
+    if spec.is_partial:
+        raise RuntimeError(
+            f"a DTensor with placements {list(spec.placements)} cannot be saved or loaded: no rank has its values; "
+            "redistribute it to Replicate() or Shard(dim) first"
+        )
+    if coordinate_of(spec.mesh) is None:
+        return []
+    if not spec.shape.numel():
+        # Nothing to write, but its shape is to be known.
+        return [_Box((0,) * spec.ndim, tuple(spec.shape), (0,) * spec.ndim)]
+    runs: Sequence[Sequence[tuple[int, int]]] = spec.local_runs  # type: ignore[assignment]
+    begins = [list(accumulate((length for _, length in own), initial=0)) for own in runs]
+    return [
+        _Box(
+            tuple(runs[dim][at][0] for dim, at in enumerate(chosen)),
+            tuple(runs[dim][at][1] for dim, at in enumerate(chosen)),
+            tuple(begins[dim][at] for dim, at in enumerate(chosen)),
+        )
+        for chosen in product(*(range(len(own)) for own in runs))
+    ]
+
+
+# ---- the protocol of torch.distributed.checkpoint -------------------------------------------------------------------
+
+
+def write_items(fqn: str, tensor: Any) -> list[Any]:
+    """What this rank writes of a DTensor. Not collective.
+
+    Args:
+        fqn: The name of the tensor in the state dict.
+        tensor: The DTensor.
+
+    Returns:
+        A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or without elements.
+
+    Raises:
+        RuntimeError: The tensor is Partial.
+    """
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    properties = TensorProperties.create_from_tensor(wait_if_pending(tensor._local_tensor))
+    return [
+        WriteItem(
+            index=MetadataIndex(fqn, torch.Size(box.offsets)),
+            type=WriteItemType.SHARD,
+            tensor_data=TensorWriteData(
+                chunk=ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)),
+                properties=properties,
+                size=tensor.size(),
+            ),
+        )
+        for box in _boxes(tensor)
+    ]
+
+
+def chunk_list(tensor: Any) -> list[Any]:
+    """The boxes of a DTensor on this rank, as ChunkStorageMetadata of torch.distributed.checkpoint. Not collective.
+
+    Raises:
+        RuntimeError: The tensor is Partial.
+    """
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
+
+    return [
+        ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)) for box in _boxes(tensor)
+    ]
+
+
+def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
+    """The part of the local tensor that is one of its boxes; a view, so that it can be read into. Not collective.
+
+    Args:
+        tensor: The DTensor.
+        index: A MetadataIndex of torch.distributed.checkpoint, whose offset is that of a box.
+
+    Raises:
+        RuntimeError: The tensor is Partial.
+        ValueError: This rank has no box that begins there.
+    """
+    local = wait_if_pending(tensor._local_tensor)
+    boxes = _boxes(tensor)
+    for box in boxes:
+        if index.offset is None or tuple(index.offset) == box.offsets:
+            for dim, (begin, size) in enumerate(zip(box.local, box.sizes, strict=True)):
+                if size != local.size(dim):
+                    local = local.narrow(dim, begin, size)
+            return local
+    raise ValueError(
+        f"checkpoint: of {index.fqn!r} this rank has no box at offset {tuple(index.offset or ())}; it has those at "
+        f"{[box.offsets for box in boxes]}: save and load with the placements that the plan was made for"
+    )
+
+
+# ---- torch.distributed.checkpoint.state_dict ------------------------------------------------------------------------
+
+
+def register() -> None:
+    """Have checkpoints save and load DTensors of this package, and `get_model_state_dict` and its like gather them.
+
+    Not collective.
+    """
+    # The protocol by which torch.distributed.checkpoint knows tensors with shards.
+    DTensor.__create_write_items__ = lambda tensor, fqn, _: write_items(fqn, tensor)  # type: ignore[attr-defined]
+    DTensor.__create_chunk_list__ = chunk_list  # type: ignore[attr-defined]
+    DTensor.__get_tensor_shard__ = tensor_shard  # type: ignore[attr-defined]
+    when_state_dicts_are_imported(_replace)
+
+
+def _replace(module: Any) -> None:
+    distribute_theirs, load_theirs = module.distribute_tensor, module._distribute_tensors
+    module.DTensor = either_dtensor(DTensor)
+
+    def distribute_tensor(tensor: torch.Tensor, mesh: Any, placements: Sequence[Any], **options: Any) -> Any:
+        if any(isinstance(one, AnyPlacement) for one in placements):
+            return _api.distribute_tensor(tensor, mesh, placements, **options)
+        return distribute_theirs(tensor, mesh, placements, **options)
+
+    def _distribute_tensors(state: dict[str, Any], keys: list[str], *args: Any, **kwargs: Any) -> None:
+        for key in keys:
+            entry = state.get(key)
+            if type(entry) is tuple and isinstance(entry[0], DTensor):
+                state[key] = _loaded(*entry)
+        load_theirs(state, keys, *args, **kwargs)
+
+    module.distribute_tensor, module._distribute_tensors = distribute_tensor, _distribute_tensors
+
+
+@torch.no_grad()
+def _loaded(tensor: Any, values: torch.Tensor) -> Any:
+    """A DTensor with other values, of which this rank has the whole: the same one, or a new one if it is on meta."""
+    part = _local_spec.local_part(values.detach(), tensor._spec.replace(dtype=values.dtype), None)
+    if tensor.is_meta:
+        part = part.clone() if part is values or part._is_view() else part
+        return DTensor._wrap(part, tensor._spec.replace(dtype=values.dtype))
+    tensor._local_tensor.copy_(part)
+    return tensor
+
+
+# ---- torch.load -----------------------------------------------------------------------------------------------------
+
+
+def allow_loading() -> None:
+    """Let torch.load(weights_only=True) make DTensors of this package: none of the classes runs code of a file."""
+    torch.serialization.add_safe_globals(
+        [DTensor, DTensorSpec, Shard, SizedShard, StridedShard, Replicate, Partial, DeviceMesh, AbstractMesh]
+    )

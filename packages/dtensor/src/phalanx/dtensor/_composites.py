@@ -1,0 +1,78 @@
+"""Functions of torch that make plain tensors by themselves, from sizes alone, and put them to the tensors given.
+
+`one_hot` compares with a range, a recurrent layer begins with zeros: torch makes these before any op of a DTensor is
+seen, so the op would find a plain tensor beside a DTensor and refuse. Every rank makes them alike, so within these
+functions plain tensors count as replicated.
+"""
+
+from typing import Any
+
+import torch
+
+from phalanx.dtensor import _compile, _mode
+from phalanx.dtensor._mesh import coordinate_of
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import before_autograd
+
+_NAMES = (
+    "combinations",
+    "embedding_bag",
+    "embedding_bag.padding_idx",
+    "gru.input",
+    "gru_cell",
+    "istft",
+    "linalg_matrix_power",
+    "lstm.input",
+    "lstm_cell",
+    "nanquantile",
+    "nanquantile.scalar",
+    "one_hot",
+    "quantile",
+    "quantile.scalar",
+    "rnn_relu.input",
+    "rnn_relu_cell",
+    "rnn_tanh.input",
+    "rnn_tanh_cell",
+)
+
+
+def _replicating(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if not any(
+        isinstance(one, DTensor)
+        for value in (*args, *kwargs.values())
+        for one in (value if isinstance(value, (list, tuple)) else (value,))
+    ):
+        return run(*args, **kwargs)
+    if run.func.__self__._schema.name == "aten::one_hot":
+        _check_classes(*args, **kwargs)
+    with _mode.implicit_replication():
+        return run(*args, **kwargs)
+
+
+def _check_classes(index: Any, num_classes: int = -1) -> None:
+    """What torch checks of one_hot, but not of tensors that have a __torch_dispatch__: it would give zeros."""
+    if not isinstance(index, DTensor) or not index.numel() or _compile.is_traced():
+        return
+    spec = index._spec
+    if spec.is_replicated:
+        if coordinate_of(spec.mesh) is None:
+            return
+        low, high = (int(one) for one in torch.aminmax(index._local_tensor))
+    elif _mode.is_strict():  # nothing may be sent
+        return
+    else:
+        with torch.no_grad():
+            low, high = int(index.min().item()), int(index.max().item())
+    if low < 0:
+        raise RuntimeError("Class values must be non-negative.")
+    if num_classes > 0 and high >= num_classes:
+        raise RuntimeError("Class values must be smaller than num_classes.")
+
+
+_installed: list[Any] = []
+
+
+def install() -> None:
+    """From now on these functions take DTensors."""
+    if not _installed:
+        _installed.append(before_autograd(_NAMES, _replicating))

@@ -1,0 +1,246 @@
+"""Ranks agree on the graphs that they compiled, before the first of their collectives.
+
+    phalanx_dtensor::agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> Tensor
+    phalanx_dtensor::neutral(Tensor local, bool one) -> Tensor
+
+What a rank compiles depends on sizes of its own, so one rank may have a graph that the others have not, and all would
+wait for a collective that never comes. Two things are done about it:
+
+- Where a graph is made, its collectives are kept as they were recorded: they are saved for backward and not computed
+  again, they stay in the pass in which they were recorded, and two of them are not merged because they look the same on
+  this rank. What is the same on all ranks is merged here: one move of one tensor, however often ops need it. Nor does a
+  compiler see which rank fills with zeros what another one keeps.
+- A graph has one `agree_on_graph`, with the list of its collectives. When the list is new to a group, ranks compare it,
+  and all raise where it differs. It counts as an effect, which compilers neither drop nor repeat.
+"""
+
+import hashlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+import phalanx.collectives as pc
+from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of
+from phalanx.dtensor._torch_compat import (
+    compile_name,
+    graph_node_of,
+    graph_tracer,
+    group_named,
+    in_backward,
+    is_recorded,
+    keep_collectives,
+    keep_effect,
+    last_node,
+    mesh_groups,
+    op_library,
+    saved_for_backward,
+    set_arguments,
+)
+
+# What each rank shows of its graph where graphs differ.
+_TEXT_BYTES = 4096
+
+
+class Sent(NamedTuple):
+    """One collective of a graph, as all ranks see it.
+
+    Attributes:
+        text: What it is, without what differs between ranks.
+        groups: The names of the groups of all mesh dims of its mesh: whose ranks are to agree.
+        device_type: The device type of its tensors.
+    """
+
+    text: str
+    groups: tuple[str, ...]
+    device_type: str
+
+
+def sent_over(mesh: Mesh, text: str) -> Sent:
+    """One collective over mesh dims of a mesh."""
+    if isinstance(mesh, AbstractMesh):
+        return Sent(text, (), "cpu")
+    if coordinate_of(mesh) is None:  # this rank is in none of its groups
+        return Sent(text, (), mesh.device_type)
+    groups = tuple(name for name, size in zip(mesh_groups(mesh), mesh.shape, strict=True) if size > 1)
+    return Sent(text, groups, mesh.device_type)
+
+
+# ---- while a graph is made ------------------------------------------------------------------------------------------
+
+
+class _Graph:
+    """What is recorded of a graph that is being made."""
+
+    def __init__(self) -> None:
+        self.node: Any = None  # the call of agree_on_graph
+        self.collectives: list[str] = []
+        self.groups: tuple[str, ...] = ()
+        self.moved: dict[Any, torch.Tensor] = {}
+
+
+_graphs: "weakref.WeakKeyDictionary[Any, _Graph]" = weakref.WeakKeyDictionary()
+
+
+def _graph_of(tracer: Any) -> _Graph | None:
+    return None if tracer is None else _graphs.setdefault(tracer, _Graph())
+
+
+@contextmanager
+def recorded(sent: Sequence[Sent], dtype: torch.dtype) -> Iterator[None]:
+    """Within it, these collectives are called, while a graph is being made.
+
+    Args:
+        sent: The collectives.
+        dtype: The dtype of what is sent.
+    """
+    tracer = graph_tracer()
+    graph = _graph_of(tracer)
+    if graph is None or graph.node is None:
+        # Also where nothing is recorded yet: torch counts effects first, and makes the graph then.
+        with saved_for_backward():
+            _agree_op()("", [], [], sent[0].device_type)
+    if graph is not None:
+        graph.node = graph.node or last_node(tracer, _agree_op())
+        where = "backward" if in_backward() else "forward"
+        graph.collectives += [f"{where}: {one.text} of {str(dtype).removeprefix('torch.')}" for one in sent]
+        # The groups of the first mesh: the meshes of later collectives may be what differs between ranks.
+        graph.groups = graph.groups or sent[0].groups
+        given = (compile_name(), list(graph.collectives), list(graph.groups), sent[0].device_type)
+        set_arguments(graph.node, _agree_op(), given)
+    with keep_collectives("phalanx"):
+        yield
+
+
+def moved_once(local: torch.Tensor, key: Any, move: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What a move of a tensor gives: in a graph, what the same move of the same tensor gave before.
+
+    The result must not be written into.
+
+    Args:
+        local: What is moved.
+        key: Which move it is, the same on all ranks.
+        move: Does it.
+    """
+    graph = _graph_of(graph_tracer())
+    node = None if graph is None else graph_node_of(local)
+    if graph is None or node is None:
+        return move()
+    found = graph.moved.get((node, key))
+    if found is None:
+        found = graph.moved[node, key] = move()
+    return found
+
+
+def neutral(local: torch.Tensor, one: bool) -> torch.Tensor:
+    """Zeros or ones that lie contiguously, with the shape and dtype of a local tensor.
+
+    In a graph it is an op that depends on the tensor, as what another rank makes of it does. Zeros that depend on
+    nothing let torch drop all that leads to the tensor, or compute it again, on this rank alone.
+    """
+    if is_recorded():
+        made: torch.Tensor = torch.ops.phalanx_dtensor.neutral.default(local, one)
+        return made
+    return _neutral(local, one)
+
+
+def _neutral(local: torch.Tensor, one: bool) -> torch.Tensor:
+    fill = torch.ones_like if one else torch.zeros_like
+    return fill(local, memory_format=torch.contiguous_format)
+
+
+# ---- when it runs ---------------------------------------------------------------------------------------------------
+
+# For each group, what its ranks agree on: (names of all groups of the graph, digest of its collectives).
+_agreed: "weakref.WeakKeyDictionary[Any, set[tuple[tuple[str, ...], int]]]" = weakref.WeakKeyDictionary()
+
+
+def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> torch.Tensor:
+    """The kernel. Collective over the groups where these collectives are new to them.
+
+    Returns:
+        An empty tensor. Inductor takes an op without tensors for one without a device, and puts it before kernels that
+        it has not written yet, whose inputs it lets go too early then.
+
+    Raises:
+        RuntimeError: A rank has another graph. All ranks raise.
+    """
+    names = tuple(group_names)
+    digest = _digest(collectives)
+    known = _agreed.setdefault(group_named(names[0]), set()) if names else None
+    result = torch.empty(0, device=device_type)
+    if known is None or (names, digest) in known:
+        return result
+    # Along one group after the other, so that all ranks of the mesh learn of a difference anywhere.
+    extremes = torch.tensor([digest, -digest], dtype=torch.int64, device=device_type)
+    try:
+        for name in names:
+            extremes = pc.wait_tensor(pc.all_reduce(extremes, "max", name))
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"{_shown(graph, collectives)}: this rank runs it for the first time, and the ranks of the groups "
+            f"{list(names)} did not all come to agree on it: {error}"
+        ) from error
+    if extremes.tolist() != [digest, -digest]:
+        raise RuntimeError(_difference(graph, collectives, names, device_type))
+    known.add((names, digest))
+    return result
+
+
+def _difference(graph: str, collectives: Sequence[str], names: Sequence[str], device_type: str) -> str:
+    """What to say where graphs differ. Collective over the groups."""
+    mine = f"{dist.get_rank()}\n{_shown(graph, collectives)}".encode()[:_TEXT_BYTES]
+    texts = torch.zeros(1, _TEXT_BYTES, dtype=torch.uint8)
+    texts[0, : len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    texts = texts.to(device_type)
+    for name in names:
+        texts = pc.wait_tensor(pc.all_gather_tensor(texts, 0, name))
+    ranks: dict[str, list[int]] = {}
+    for row in texts.cpu():
+        rank, _, text = bytes(row.tolist()).rstrip(b"\0").decode(errors="replace").partition("\n")
+        if int(rank) not in ranks.setdefault(text, []):
+            ranks[text].append(int(rank))
+    shown = "; ".join(
+        f"rank{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}: {text}" for text, own in ranks.items()
+    )
+    return (
+        f"ranks compiled different graphs, so that their collectives would not meet: {shown}. All ranks of a mesh must "
+        "compile the same collectives in the same order: look for what depends on the rank in the compiled function, "
+        "or compile it with dynamic=False"
+    )
+
+
+def _digest(collectives: Sequence[str]) -> int:
+    return int.from_bytes(hashlib.blake2b("\n".join(collectives).encode(), digest_size=7).digest(), "little")
+
+
+def _shown(graph: str, collectives: Sequence[str]) -> str:
+    # The digest tells long lists apart whose beginnings are the same.
+    count = f"{len(collectives)} collective{'s' * (len(collectives) != 1)}"
+    return f"graph {graph} [{_digest(collectives):x}] with {count} ({', '.join(collectives)})"
+
+
+def _agree_fake(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> torch.Tensor:
+    return torch.empty(0, device=device_type)
+
+
+def _agree_op() -> Any:
+    return torch.ops.phalanx_dtensor.agree_on_graph.default
+
+
+_library = op_library(
+    "phalanx_dtensor",
+    (
+        (
+            "agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> Tensor",
+            _agree,
+            _agree_fake,
+            (),
+        ),
+        ("neutral(Tensor local, bool one) -> Tensor", _neutral, _neutral, ()),
+    ),
+)
+keep_effect(_agree_op())

@@ -1,0 +1,209 @@
+"""Helpers that derive a spec from a local tensor, and a local tensor from a whole one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.types import IntLikeType
+
+import phalanx.collectives as pc
+from phalanx.dtensor import _layout
+from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
+from phalanx.dtensor._mesh import Mesh, coordinate_of, mesh_id
+from phalanx.dtensor._redistribute import plan_redistribute
+from phalanx.dtensor.placement_types import AnyPlacement, Partial, Placement, Replicate, SizedShard, split_dim
+
+# Specs by what from_local was given: to look them up costs less than to work them out.
+_MOST_KEPT = 4096
+_specs: dict[tuple[Any, ...], DTensorSpec] = {}
+
+
+def gradient_placements(placements: Sequence[AnyPlacement]) -> tuple[AnyPlacement, ...]:
+    """Where a gradient is by default: as the tensor; the terms of a Partial all have the gradient of the whole."""
+    return tuple(Replicate() if type(one) is Partial else one for one in placements)
+
+
+def spec_of_local(
+    local: torch.Tensor,
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[IntLikeType] | None = None,
+    stride: Sequence[IntLikeType] | None = None,
+) -> DTensorSpec:
+    """The spec of a tensor of which this rank has `local`. Not collective.
+
+    Args:
+        local: The local tensor.
+        mesh: The mesh.
+        placements: One for each mesh dim.
+        shape: The shape of the whole; by default as if all ranks had as much.
+        stride: Its stride; by default as the local tensor lies.
+
+    Raises:
+        ValueError: `local` is not this rank's part of a tensor of that shape.
+    """
+    try:
+        key: tuple[Any, ...] = (
+            mesh_id(mesh),
+            tuple(placements),
+            local.shape,
+            local.stride(),
+            local.dtype,
+            shape,
+            stride,
+        )
+        known = _specs.get(key)
+    except TypeError:
+        mesh_id(mesh)  # which says what is no mesh
+        key, known = (), None
+    if known is not None:
+        return known
+    placed = normalize_placements(mesh, placements, local.ndim if shape is None else len(shape))
+    inside = coordinate_of(mesh) is not None
+    whole = tuple(_layout.global_shape(local.shape, mesh.shape, placed)) if shape is None else tuple(shape)
+    if inside and shape is not None:
+        part = _layout.local_shape(whole, mesh.shape, placed, coordinate_of(mesh) or ())
+        if tuple(part) != tuple(local.shape):
+            raise ValueError(
+                f"from_local: of a tensor of shape {whole} with placements {list(placed)} this rank has a part of "
+                f"shape {tuple(part)}, not {tuple(local.shape)}: shards are those of torch.chunk; write SizedShard for "
+                "others"
+            )
+    if stride is None and inside:
+        stride = _layout.global_stride(whole, local.shape, local.stride())
+    spec = DTensorSpec(mesh, placed, torch.Size(whole), None if stride is None else tuple(stride), local.dtype)  # type: ignore[arg-type]
+    if inside and shape is None and spec.local_shape != local.shape:
+        # A SizedShard says how much this rank has.
+        raise ValueError(
+            f"from_local: with placements {list(placed)} this rank's part has shape {tuple(spec.local_shape)}, and the "
+            f"local tensor {tuple(local.shape)}: give shape=, or sizes that fit"
+        )
+    if key and type(spec) is DTensorSpec:
+        if len(_specs) >= _MOST_KEPT:
+            _specs.clear()
+        _specs[key] = spec
+    return spec
+
+
+def with_stride_of(spec: DTensorSpec, local: torch.Tensor) -> DTensorSpec:
+    """The spec with the stride that a local tensor shows."""
+    if coordinate_of(spec.mesh) is None:
+        return spec
+    return spec.replace(shape=spec.shape, stride=_layout.global_stride(spec.shape, local.shape, local.stride()))
+
+
+def local_part(tensor: torch.Tensor, spec: DTensorSpec, source: int | None) -> torch.Tensor:
+    """This rank's part of a tensor that ranks have whole, in memory of its own or (if it is all) the tensor's.
+
+    Args:
+        tensor: The whole.
+        spec: Where its parts go.
+        source: The rank of each mesh dim whose values count, or None. With one it is collective over the mesh.
+    """
+    mesh = spec.mesh
+    coordinate = coordinate_of(mesh)
+    if coordinate is None:
+        return tensor.new_empty(0)
+    if source is not None:
+        tensor = same_values(tensor, mesh, source)
+    local = plan_redistribute(spec.replace(placements=(Replicate(),) * mesh.ndim), spec).run(tensor)
+    is_piece = local is not tensor and any(split_dim(one) is not None for one in spec.placements)
+    # A piece must not keep the memory of the whole, nor an order of dims that an empty one alone can have: ranks agree.
+    if is_piece and (local._is_view() or tuple(local.stride()) != _layout.contiguous_stride(local.shape)):
+        local = local.clone(memory_format=torch.contiguous_format)
+    return local
+
+
+def same_values(tensor: torch.Tensor, mesh: Mesh, source: int) -> torch.Tensor:
+    """The tensor as the rank with coordinate `source` in every mesh dim has it. Collective over the mesh."""
+    if not isinstance(mesh, DeviceMesh) or mesh.size() == 1 or tensor.is_meta:
+        return tensor
+    whole = tensor.contiguous()
+    for mesh_dim in range(mesh.ndim):
+        group = mesh.get_group(mesh_dim)
+        whole = pc.wait_tensor(pc.broadcast(whole, source, group))
+    return whole
+
+
+def check_alike(
+    local: torch.Tensor,
+    mesh: Mesh,
+    placements: Sequence[Placement],
+    shape: Sequence[IntLikeType] | None,
+    stride: Sequence[IntLikeType] | None,
+    grad_placements: Sequence[Placement] | None,
+) -> None:
+    """Compare what ranks give to `from_local`, all that a spec holds included. Collective over the mesh.
+
+    Every rank learns what all have before any raises, so that all raise.
+
+    Args:
+        local, mesh, placements, shape, stride, grad_placements: As `from_local` gets them.
+
+    Raises:
+        ValueError: Something differs, or some rank has no part of the tensor that it says it has.
+    """
+    if not isinstance(mesh, DeviceMesh):
+        return
+    mine: dict[str, Any] = {
+        "dtype": str(local.dtype),
+        "number of dims": local.ndim,
+        "placements": str(list(placements)),
+        "shape=": None if shape is None else tuple(shape),
+        "stride=": None if stride is None else tuple(stride),
+        "grad_placements": None if grad_placements is None else str(list(grad_placements)),
+        "layout": str(local.layout),
+        "device type": local.device.type,
+        "requires_grad": local.requires_grad,
+    }
+    error = ""
+    try:
+        spec = spec_of_local(local, mesh, placements, shape, stride)
+    except (ValueError, TypeError, IndexError, RuntimeError) as refusal:
+        error = str(refusal)
+    else:
+        if shape is None and not any(type(one) is SizedShard for one in spec.placements):
+            mine["shape of the local tensor"] = tuple(local.shape)
+        mine["placements"] = str(list(spec.placements))
+        mine["shape of the whole tensor"] = tuple(spec.shape)
+        mine["stride of the whole tensor"] = tuple(spec.stride)
+    ranks = [(tuple(mesh.get_coordinate() or ()), mine, error)]
+    for mesh_dim in range(mesh.ndim):
+        group = mesh.get_group(mesh_dim)
+        found: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(found, ranks, group=group)
+        ranks = [one for part in found for one in part]
+    ranks.sort()
+    for what in mine:
+        first = ranks[0][1].get(what)
+        for coordinate, theirs, _ in ranks[1:]:
+            if theirs.get(what) != first:
+                raise ValueError(
+                    f"from_local: run_check: ranks differ in the {what}: the rank at {ranks[0][0]} of the mesh has "
+                    f"{first}, the one at {coordinate} has {theirs.get(what)}: {_ADVICE.get(what, _ALIKE)}"
+                )
+    for coordinate, _, text in ranks:
+        if text:
+            raise ValueError(f"from_local: run_check: on the rank at {coordinate} of the mesh: {text}")
+
+
+_ALIKE = "give the same on every rank"
+_ADVICE = {
+    "shape of the local tensor": "where shards are uneven give shape= of the whole tensor, and SizedShard(dim, sizes) "
+    "where they are not the chunks of torch.chunk; what is replicated or Partial has one shape",
+    "shape of the whole tensor": "give shape=",
+    "stride of the whole tensor": "give stride= of the whole tensor, or contiguous() local tensors",
+    "requires_grad": "gradients communicate, so ranks must record the same",
+}
+
+
+def replicated_values(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement]) -> torch.Tensor:
+    """The local tensor, with the values of the first rank on each mesh dim that replicates it. Collective."""
+    if not isinstance(mesh, DeviceMesh):
+        return local
+    for mesh_dim, placement in enumerate(placements):
+        if placement.is_replicate():
+            local = pc.wait_tensor(pc.broadcast(local.contiguous(), 0, mesh.get_group(mesh_dim)))
+    return local

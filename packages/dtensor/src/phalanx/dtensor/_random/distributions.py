@@ -1,0 +1,72 @@
+"""What random ops fill tensors with, from their arguments: checks as torch makes them, and the law of the elements."""
+
+from typing import Any
+
+import torch
+
+from phalanx.core.random import Kind
+from phalanx.dtensor._random.fill import Distribution, integers
+
+
+def uniform(op: Any, dtype: torch.dtype, low: float, high: float) -> Distribution:
+    need(op, dtype.is_floating_point, f"the tensor must have a floating-point dtype, not {dtype}")
+    limits = torch.finfo(dtype)
+    need(
+        op,
+        limits.min <= low <= high <= limits.max and high - low <= limits.max,
+        f"from={low} and to={high} must be numbers of {dtype}, from <= to, and to - from too",
+    )
+    return Distribution(Kind.UNIFORM, low, high)
+
+
+def normal(op: Any, dtype: torch.dtype, mean: float, std: float) -> Distribution:
+    need(op, dtype.is_floating_point or dtype.is_complex, f"the dtype must be floating-point or complex, not {dtype}")
+    need(op, std >= 0, f"expects std >= 0.0, but found std {std}")
+    return Distribution(Kind.NORMAL, mean, std)
+
+
+def bernoulli(op: Any, dtype: torch.dtype, p: float) -> Distribution:
+    need(op, 0 <= p <= 1, f"expects p to be in [0, 1], but got p={p}")
+    return Distribution(Kind.BERNOULLI, p, 0.0)
+
+
+_DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
+
+
+def _whole_range(dtype: torch.dtype) -> tuple[int, int]:
+    """The smallest and the largest integer that random_ without arguments may give, for `from` and for `to`."""
+    if dtype == torch.bool:
+        return 0, 1
+    if dtype in _DIGITS:
+        return -(1 << _DIGITS[dtype]), 1 << _DIGITS[dtype]
+    limits = torch.iinfo(dtype)
+    return limits.min, limits.max
+
+
+def whole_numbers(op: Any, dtype: torch.dtype, low: int | None, high: int | None) -> Distribution:
+    """random_: [low, high), or up to the largest integer of the dtype; from 0 on if there is no low."""
+    need(op, dtype in _DIGITS or not (dtype.is_complex or dtype.is_floating_point), f"not implemented for {dtype}")
+    least, most = _whole_range(dtype)
+    first = 0 if low is None else low
+    last = most if high is None else high - 1
+    need(op, first <= last, f"expects 'from' to be less than 'to', but got from={first} >= to={last + 1}")
+    if dtype in _DIGITS:
+        most = int(torch.finfo(dtype).max)
+        least = -most
+        need(op, least <= first and last <= most, f"from={first} or to={last + 1} is out of bounds for {dtype}")
+        first, last = _inward(first, _DIGITS[dtype], up=True), _inward(last, _DIGITS[dtype], up=False)
+    else:
+        need(op, least <= first and last <= most, f"from={first} or to - 1={last} is out of bounds for {dtype}")
+    return integers(first, max(last - first, 0) + 1)
+
+
+def _inward(value: int, digits: int, *, up: bool) -> int:
+    """The next integer that a float of so many digits has: rounding then never leaves the range."""
+    extra = max(abs(value).bit_length() - digits, 0)
+    return -(-value >> extra << extra) if up else value >> extra << extra
+
+
+def need(op: Any, truth: bool, what: str) -> None:
+    if not truth:
+        name = op._schema.name.split("::")[1]
+        raise RuntimeError(f"{name}: {what}")

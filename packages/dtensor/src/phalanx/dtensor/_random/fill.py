@@ -1,0 +1,144 @@
+"""Fills local tensors with their elements of a random tensor: `state` has keys, phalanx.core.random the values."""
+
+from functools import cache, lru_cache
+from itertools import product
+from math import sqrt
+from typing import Any, NamedTuple
+
+import torch
+
+from phalanx.core import PhalanxError
+from phalanx.core.dtypes import DType
+from phalanx.core.random import Box, Kind, fill, fill_integers
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._layout import Runs, contiguous_stride
+from phalanx.dtensor._mesh import coordinate_of
+
+DTYPES = {
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.int8: DType.INT8,
+    torch.uint8: DType.UINT8,
+    torch.int16: DType.INT16,
+    torch.uint16: DType.UINT16,
+    torch.int32: DType.INT32,
+    torch.uint32: DType.UINT32,
+    torch.int64: DType.INT64,
+    torch.uint64: DType.UINT64,
+    torch.bool: DType.BOOL,
+}
+
+
+class Distribution(NamedTuple):
+    """What the elements are: a kind with its two numbers, or integers (kind None): the smallest, and how many."""
+
+    kind: Kind | None
+    a: float
+    b: float
+
+
+def integers(low: int, count: int) -> Distribution:
+    """Integers from `low` on, of which there are `count`."""
+    return Distribution(None, low, count)
+
+
+@lru_cache(maxsize=4096)
+def _boxes(shape: tuple[int, ...], runs: tuple[Runs, ...], stride: tuple[int, ...]) -> tuple[tuple[int, Box], ...]:
+    """The boxes of a local tensor, each with its place in it: one for every choice of a run of each dim."""
+    steps = [int(step) for step in contiguous_stride(shape)]
+    found = []
+    starts: list[list[tuple[int, int, int]]] = []
+    for dim in runs:
+        places: list[tuple[int, int, int]] = []
+        position = 0
+        for start, length in dim:
+            places.append((position, int(start), int(length)))
+            position += int(length)
+        starts.append(places)
+    for chosen in product(*starts):
+        place = sum(position * step for (position, _, _), step in zip(chosen, stride, strict=True))
+        first = sum(start * step for (_, start, _), step in zip(chosen, steps, strict=True))
+        found.append((place, Box(first, [length for _, _, length in chosen], steps, stride)))
+    return tuple(found)
+
+
+def fill_local(local: torch.Tensor, spec: DTensorSpec, distribution: Distribution, key: int) -> None:
+    """Fill this rank's local tensor of a spec; nothing on a rank outside its mesh. Not collective.
+
+    Args:
+        local: The local tensor, of any stride; its dtype need not be that of the spec.
+        spec: What it is of; Partial counts as Replicate.
+        distribution: What the elements are.
+        key: The key of the op, the same on all ranks.
+
+    Raises:
+        RuntimeError: The distribution does not fit the dtype.
+    """
+    if local.numel() and coordinate_of(spec.mesh) is not None:
+        fill_runs(local, tuple(spec.shape), spec.local_runs, distribution, key)
+
+
+def fill_runs(
+    local: torch.Tensor, shape: tuple[int, ...], runs: tuple[Runs, ...], distribution: Distribution, key: int
+) -> None:
+    """Fill a tensor with the elements of `runs` of a whole of `shape`; see `fill_local`."""
+    if local.is_complex() and distribution.kind is Kind.NORMAL:
+        # As torch: real and imaginary part with half the variance each.
+        real = torch.view_as_real(local.resolve_conj())
+        fill_runs(real, (*shape, 2), (*runs, ((0, 2),)), distribution._replace(b=distribution.b / sqrt(2)), key)
+        if local.is_conj():
+            local.copy_(torch.view_as_complex(real))
+        return
+    where = _where(local.device)
+    if where is None or local.is_neg():
+        made = torch.empty(local.shape, dtype=local.dtype, device="cpu" if where is None else local.device)
+        fill_runs(made, shape, runs, distribution, key)
+        local.copy_(made)
+        return
+    dtype = DTYPES.get(local.dtype)
+    if dtype is None:
+        raise RuntimeError(f"random numbers of {local.dtype} are not implemented: make float32 ones and convert them")
+    address, itemsize = local.data_ptr(), local.element_size()
+    for place, box in _boxes(shape, runs, local.stride()):
+        if distribution.kind is None:
+            fill_integers(
+                address + place * itemsize, dtype, int(distribution.a), int(distribution.b), key, box, **where
+            )
+        else:
+            fill(
+                address + place * itemsize, dtype, distribution.kind, distribution.a, distribution.b, key, box, **where
+            )
+
+
+def _where(device: torch.device) -> dict[str, Any] | None:
+    """The keyword arguments of the core for memory of a device, with the current stream of a GPU; None: not served."""
+    if device.type == "cpu":
+        return {}
+    if device.type != "cuda" or not _fills_on(device.index):
+        return None
+    stream: Any = torch.cuda.current_stream(device)
+    return {"device": (device.type, device.index), "stream": int(stream.cuda_stream)}
+
+
+@cache
+def _fills_on(gpu: int) -> bool:
+    """Whether the core can run kernels on a GPU of this process. Found out once."""
+    number = torch.empty(1, dtype=torch.float32, device=torch.device("cuda", gpu))
+    stream: Any = torch.cuda.current_stream(number.device)
+    try:
+        fill(
+            number.data_ptr(),
+            DType.FLOAT32,
+            Kind.UNIFORM,
+            0.0,
+            1.0,
+            0,
+            Box(0, (1,), (1,), (1,)),
+            device=("cuda", gpu),
+            stream=int(stream.cuda_stream),
+        )
+    except PhalanxError:
+        return False
+    return True

@@ -1,0 +1,203 @@
+"""Random ops in compiled functions: a key is a tensor there, drawn when the graph runs, and values are made of it.
+
+    phalanx_dtensor::random_key(Tensor? after, str[] group_names, str device_type) -> Tensor
+    phalanx_dtensor::random_values(Tensor key, ...) -> Tensor  # elements of this rank: which, where, how
+
+A graph has one `random_key` where eager draws a key, in the same order: it counts as an effect, which compilers neither
+drop nor repeat, and takes the key before it, since Inductor swaps effects that nothing else ties. What backward needs
+of a key is saved, 8 bytes. Values are a function of the key: a checkpointed block makes them again.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from phalanx.core.random import Kind
+from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._layout import Runs
+from phalanx.dtensor._mesh import Mesh, coordinate_of
+from phalanx.dtensor._random.fill import Distribution, fill_runs
+from phalanx.dtensor._random.state import agree_among, generator_of_ranks, key_of
+from phalanx.dtensor._torch_compat import (
+    graph_tracer,
+    group_named,
+    keep_effect,
+    mesh_groups,
+    op_library,
+    saved_for_backward,
+)
+
+__all__ = ["key", "values"]
+
+_WRAP = 1 << 64
+_INTEGERS = 0  # the kind of a law of integers: `a` is the smallest, `b` how many less one
+
+
+# The last key of each graph that is being made.
+_last: "weakref.WeakKeyDictionary[Any, torch.Tensor]" = weakref.WeakKeyDictionary()
+
+
+def _signed(value: int) -> int:
+    """The int64 with the bits of a uint64."""
+    return value - _WRAP if value >= _WRAP >> 1 else value
+
+
+def key(mesh: Mesh, generator: torch.Generator | None = None) -> torch.Tensor:
+    """The key of one random op, in the graph that is being made. When that runs, it is collective as `draw_key` is.
+
+    Args:
+        mesh: The mesh of the op's tensors.
+        generator: What the op was given; None stands for the default generator.
+
+    Returns:
+        int64, no dims: the bits of the key.
+
+    Raises:
+        RuntimeError: A generator is given: a graph cannot hold one.
+    """
+    if generator is not None:
+        raise RuntimeError(
+            "a random op on a DTensor in a compiled function draws from the default generator: leave `generator` out, "
+            "and seed with torch.manual_seed, or phalanx.dtensor.random.manual_seed(seed, mesh)"
+        )
+    is_shared = isinstance(mesh, DeviceMesh) and mesh.size() > 1 and coordinate_of(mesh) is not None
+    names = list(mesh_groups(mesh)) if is_shared else []  # type: ignore[arg-type]
+    tracer = graph_tracer()
+    after = None if tracer is None else _last.get(tracer)
+    with saved_for_backward():
+        made: torch.Tensor = torch.ops.phalanx_dtensor.random_key(after, names, str(mesh.device_type))
+    if tracer is not None:
+        _last[tracer] = made
+    return made
+
+
+def values(spec: DTensorSpec, distribution: Distribution, key: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """This rank's local tensor of a random tensor, in the graph that is being made. Not collective.
+
+    Args:
+        spec: What it is of; Partial counts as Replicate. This rank must be in its mesh.
+        distribution: What the elements are.
+        key: The key of the op.
+        device: Where the local tensor is.
+    """
+    runs = spec.local_runs
+    a: float
+    b: float
+    if distribution.kind is None:
+        kind, a, b = _INTEGERS, int(distribution.a), _signed(int(distribution.b) - 1)
+    else:
+        kind, a, b = int(distribution.kind), float(distribution.a), float(distribution.b)
+    made: torch.Tensor = torch.ops.phalanx_dtensor.random_values(
+        key,
+        list(spec.shape),
+        [start for dim in runs for start, _ in dim],
+        [length for dim in runs for _, length in dim],
+        [len(dim) for dim in runs],
+        list(spec.local_stride),
+        kind,
+        a,
+        b,
+        spec.dtype,
+        device,
+    )
+    return made
+
+
+# ---- the ops --------------------------------------------------------------------------------------------------------
+
+
+def _key_kernel(after: torch.Tensor | None, group_names: Sequence[str], device_type: str) -> torch.Tensor:
+    groups = [group_named(name) for name in group_names]
+    if groups:
+        agree_among(groups, device_type)
+    return torch.tensor(_signed(key_of(generator_of_ranks(bool(groups)))), dtype=torch.int64)
+
+
+def _key_fake(after: torch.Tensor | None, group_names: Sequence[str], device_type: str) -> torch.Tensor:
+    return torch.empty((), dtype=torch.int64)
+
+
+def _runs(starts: Sequence[int], lengths: Sequence[int], counts: Sequence[int]) -> tuple[Runs, ...]:
+    """For each dim its runs, without empty ones."""
+    found: list[Runs] = []
+    first = 0
+    for count in counts:
+        both = zip(starts[first : first + count], lengths[first : first + count], strict=True)
+        found.append(tuple((start, length) for start, length in both if length))
+        first += count
+    return tuple(found)
+
+
+def _empty(
+    lengths: Sequence[int], counts: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    size, first = [], 0
+    for count in counts:
+        size.append(sum(lengths[first : first + count]))
+        first += count
+    return torch.empty_strided(size, list(stride), dtype=dtype, device=device)
+
+
+def _values_kernel(
+    key: torch.Tensor,
+    shape: Sequence[int],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    stride: Sequence[int],
+    kind: int,
+    a: float,
+    b: float,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    local = _empty(lengths, counts, stride, dtype, device)
+    if local.numel():
+        distribution = (
+            Distribution(None, a, int(b) % _WRAP + 1) if kind == _INTEGERS else Distribution(Kind(kind), a, b)
+        )
+        fill_runs(local, tuple(shape), _runs(starts, lengths, counts), distribution, int(key.item()) % _WRAP)
+    return local
+
+
+def _values_fake(
+    key: torch.Tensor,
+    shape: Sequence[int],
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    counts: Sequence[int],
+    stride: Sequence[int],
+    kind: int,
+    a: float,
+    b: float,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    return _empty(lengths, counts, stride, dtype, device)
+
+
+_VALUES_SCHEMA = (
+    "random_values(Tensor key, SymInt[] shape, SymInt[] starts, SymInt[] lengths, int[] counts, SymInt[] stride, "
+    "int kind, Scalar a, Scalar b, ScalarType dtype, Device device) -> Tensor"
+)
+_library = op_library(
+    "phalanx_dtensor",
+    (
+        (
+            "random_key(Tensor? after, str[] group_names, str device_type) -> Tensor",
+            _key_kernel,
+            _key_fake,
+            (torch.Tag.nondeterministic_seeded,),
+        ),
+        (
+            _VALUES_SCHEMA,
+            _values_kernel,
+            _values_fake,
+            (),
+        ),
+    ),
+)
+keep_effect(torch.ops.phalanx_dtensor.random_key.default)

@@ -1,0 +1,271 @@
+"""Running the steps of a plan: the collectives of phalanx.collectives for the calls of `local_steps`.
+
+Groups are given by name, which is a constant for torch.compile and the fastest form otherwise. A call gives a tensor
+that may be pending; a local step waits for what it reads.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+import phalanx.collectives as pc
+from phalanx.core import MismatchError
+from phalanx.dtensor._graph_agreement import Sent, recorded, sent_over
+from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of, describe
+from phalanx.dtensor._redistribute.local_steps import Action, Call, Local
+from phalanx.dtensor._redistribute.planner import LOCAL, Step
+from phalanx.dtensor._torch_compat import is_recorded, ranks_of_mesh
+
+Run: TypeAlias = Callable[..., torch.Tensor]
+# Messages of a redistribution do not meet those of a user's own send and recv.
+TAG = 0x70687864
+_Pending = pc.AsyncCollectiveTensor
+_all_gather, _all_reduce, _reduce_scatter = pc.all_gather_tensor, pc.all_reduce, pc.reduce_scatter_tensor
+_all_gather_v, _reduce_scatter_v = pc.all_gather_v, pc.reduce_scatter_v
+_all_to_all, _wait = pc.all_to_all_single, pc.wait_tensor
+
+
+def wait_if_pending(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, after the collective that fills it."""
+    return _wait(tensor) if isinstance(tensor, _Pending) else tensor
+
+
+# ---- groups ----------------------------------------------------------------------------------------------------------
+
+
+def ranks_of(mesh: Mesh) -> tuple[int, ...]:
+    """The global ranks of a mesh in the order of their coordinates; of an AbstractMesh, their numbers."""
+    if isinstance(mesh, AbstractMesh):
+        return tuple(range(mesh.size()))
+    return ranks_of_mesh(mesh)
+
+
+def _group(mesh: DeviceMesh, mesh_dim: int) -> dist.ProcessGroup:
+    found: dist.ProcessGroup = mesh.get_group(mesh_dim)
+    return found
+
+
+def order_of(mesh: Mesh, mesh_dim: int) -> tuple[int, ...]:
+    """The coordinates of this rank's neighbours on a mesh dim, in the order of their process group.
+
+    torch sorts the ranks of a group, so a mesh whose ranks do not ascend has another order than its groups.
+    """
+    size = mesh.shape[mesh_dim]
+    coordinate = coordinate_of(mesh)
+    if isinstance(mesh, AbstractMesh) or coordinate is None or size == 1:
+        return tuple(range(size))
+    of = dict(zip(product(*map(range, mesh.shape)), ranks_of_mesh(mesh), strict=True))
+    row = [of[(*coordinate[:mesh_dim], at, *coordinate[mesh_dim + 1 :])] for at in range(size)]
+    ranks = dist.get_process_group_ranks(_group(mesh, mesh_dim))
+    return tuple(row.index(rank) for rank in ranks)
+
+
+# ---- calls -----------------------------------------------------------------------------------------------------------
+
+
+def bind(call: Call, mesh: Mesh | None) -> Local:
+    """The collective of a call.
+
+    Args:
+        call: The call.
+        mesh: The mesh whose mesh dims it names; None for an exchange among ranks of several meshes.
+    """
+    if isinstance(mesh, AbstractMesh):
+        return _refusal(call, mesh)
+    if call.name == "exchange":
+        return _exchange(call, mesh)
+    assert mesh is not None
+    name = str(_group(mesh, call.mesh_dim).group_name)
+    dim, op, sizes = call.dim, call.op, list(call.sizes)
+    if call.name == "all_gather":
+        return lambda x: _all_gather(x, dim, name)
+    if call.name == "all_reduce":
+        return lambda x: _all_reduce(x, op, name)
+    if call.name == "reduce_scatter":
+        return lambda x: _reduce_scatter(x, op, dim, name)
+    if call.name == "all_gather_v":
+        return lambda x: _all_gather_v(x, sizes, dim, name)
+    if call.name == "reduce_scatter_v":
+        return lambda x: _reduce_scatter_v(x, op, sizes, dim, name)
+    return lambda x: _all_to_all(x, None, None, name)
+
+
+def _refusal(call: Call, mesh: Mesh) -> Local:
+    text = (
+        f"redistribute: {call.name} over an AbstractMesh {describe(mesh)}, which has no ranks that could communicate: "
+        "make the tensor on a DeviceMesh, from torch.distributed.init_device_mesh"
+    )
+
+    def refuse(_: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError(text)
+
+    return refuse
+
+
+def _exchange(call: Call, mesh: Mesh | None) -> Local:
+    peers, sent, received = call.peers, list(call.sent), list(call.received)
+    if call.mesh_dim >= 0:
+        assert isinstance(mesh, DeviceMesh)
+        name = str(_group(mesh, call.mesh_dim).group_name)
+        return lambda x: _all_to_all(x, received, sent, name)
+    world = dist.group.WORLD
+    assert world is not None
+    name, size = str(world.group_name), dist.get_world_size()
+    everyone = peers if mesh is None else ranks_of(mesh)
+    if len(everyone) == size:
+        to, of = [0] * size, [0] * size
+        for peer, out, into in zip(peers, sent, received, strict=True):
+            to[peer], of[peer] = out, into
+        return lambda x: _all_to_all(x, of, to, name)
+    return _messages(peers, sent, received, name)
+
+
+def _messages(peers: Sequence[int], sent: Sequence[int], received: Sequence[int], name: str) -> Local:
+    """An exchange of messages, in which only the ranks take part that have something for each other."""
+    me = dist.get_rank()
+    outs: list[tuple[int, int, int]] = []
+    ins: list[tuple[int, int, int]] = []
+    to = of = 0
+    own = (0, 0, 0)
+    for peer, out, into in zip(peers, sent, received, strict=True):
+        if peer == me:
+            own = (to, of, out)
+        else:
+            if out:
+                outs.append((peer, to, out))
+            if into:
+                ins.append((peer, of, into))
+        to, of = to + out, of + into
+    total = of
+    names = ["irecv"] * len(ins) + ["isend"] * len(outs)
+    others = [peer for peer, _, _ in (*ins, *outs)]
+    tags = [TAG] * len(names)
+
+    def run(flat: torch.Tensor) -> torch.Tensor:
+        result = flat.new_empty(total)
+        if own[2]:
+            result.narrow(0, own[1], own[2]).copy_(flat.narrow(0, own[0], own[2]))
+        if names:
+            tensors = [result.narrow(0, at, n) for _, at, n in ins] + [flat.narrow(0, at, n) for _, at, n in outs]
+            for each in pc.batch_p2p_ops_inplace(names, others, tags, tensors, name):
+                wait_if_pending(each)
+        return result
+
+    return run
+
+
+def sent_of(mesh: Mesh, steps: Sequence[Step]) -> tuple[Sent, ...]:
+    """What graphs say of the collectives in steps on one mesh."""
+    return tuple(
+        sent_over(mesh, f"{step.collective} over mesh dims {step.mesh_dims} of {describe(mesh)}")
+        for step in steps
+        if step.collective not in LOCAL and any(mesh.shape[mesh_dim] > 1 for mesh_dim in step.mesh_dims)
+    )
+
+
+# ---- a chain of actions ----------------------------------------------------------------------------------------------
+
+
+def chain(actions: Sequence[tuple[Action, Mesh | None]], sent: Sequence[Sent] = ()) -> Run:
+    """run(local, async_op=False) of several actions, one after the other.
+
+    Args:
+        actions: Each with the mesh of its call.
+        sent: What graphs say of the collectives, the same on all ranks: a rank may have nothing to do in one.
+    """
+    parts: list[Local] = []
+    is_view = may_pend = False
+    for action, mesh in actions:
+        if action.keeps:
+            continue
+        call = None if action.call is None else bind(action.call, mesh)
+        parts.extend(part for part in (action.before, call, action.after) if part is not None)
+        is_view = action.is_view
+        may_pend = call is not None and action.after is None
+    if is_view:  # of the caller's tensor, or of one that is larger than what is needed of it
+        parts.append(_copied)
+    if not parts:
+        return _as_stored(same, sent) if sent else same
+    if len(parts) > 1:
+        return _as_stored(_several(tuple(parts), may_pend), sent)
+    return _as_stored(_only_call(parts[0]) if may_pend else _only_local(parts[0]), sent)
+
+
+def _as_stored(run: Run, sent: Sequence[Sent]) -> Run:
+    """Collectives read memory, where conj() and imag may have left a change undone; and so do all ops below
+    `__torch_dispatch__`, where torch does not make such changes any more.
+    """
+
+    def resolved(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
+        if not torch.compiler.is_dynamo_compiling() and (local.is_conj() or local.is_neg()):
+            local = local.resolve_conj().resolve_neg()
+        try:
+            if sent and is_recorded():
+                with recorded(sent, local.dtype):
+                    return run(local, async_op)
+            return run(local, async_op)
+        except MismatchError as error:
+            raise explained(error) from None
+
+    return resolved
+
+
+_SIZES = (
+    " The local tensors of a DTensor have not the sizes or dtypes that it says: DTensor.from_local and local_map take "
+    "it that every rank has as much as this one. Where ranks have more or less, give from_local shape=, the shape of "
+    "the whole tensor, with Shard(dim) for the chunks of torch.chunk and SizedShard(dim, sizes) for others; "
+    "from_local(run_check=True) tells which ranks differ."
+)
+
+
+def explained(error: MismatchError) -> MismatchError:
+    """The error of ranks that made other calls of one collective, with what a user of DTensors can do."""
+    if not str(error).endswith(_SIZES):
+        error.args = (str(error) + _SIZES,)
+    return error
+
+
+def same(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
+    """Where nothing changes."""
+    return local
+
+
+def outside(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
+    """On a rank that is not in the mesh."""
+    return local.new_empty(0)
+
+
+def _copied(view: torch.Tensor) -> torch.Tensor:
+    return view.clone(memory_format=torch.contiguous_format)
+
+
+def _only_call(call: Local) -> Run:
+    def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
+        result = call(local)
+        return result if async_op or type(result) is not _Pending else _wait(result)
+
+    return run
+
+
+def _only_local(part: Local) -> Run:
+    def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
+        return part(local)
+
+    return run
+
+
+def _several(parts: tuple[Local, ...], may_pend: bool) -> Run:
+    first, last = parts[:-1], parts[-1]
+
+    def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
+        value = local
+        for part in first:
+            value = wait_if_pending(part(value))
+        value = last(value)
+        return value if async_op and may_pend else wait_if_pending(value)
+
+    return run

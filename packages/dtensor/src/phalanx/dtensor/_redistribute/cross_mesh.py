@@ -1,0 +1,97 @@
+"""From one mesh to another: who sends what to whom, over the ranks of both."""
+
+from collections.abc import Sequence
+from itertools import product
+from math import prod
+
+from phalanx.dtensor import _layout
+from phalanx.dtensor._redistribute.local_steps import Action, Boxes, exchanging
+from phalanx.dtensor._redistribute.planner import Placed
+from phalanx.dtensor.placement_types import split_dim
+
+Coordinate = tuple[int, ...]
+
+
+class Side:
+    """A mesh and what is where on it.
+
+    Args:
+        shape: The shape of the whole tensor.
+        mesh_shape: The shape of the mesh.
+        ranks: Its global ranks, in the order of its coordinates.
+        placed: The placements; none is Partial.
+    """
+
+    def __init__(self, shape: Sequence[int], mesh_shape: Sequence[int], ranks: Sequence[int], placed: Placed) -> None:
+        self.shape, self.mesh_shape, self.placed = tuple(shape), tuple(mesh_shape), placed
+        self.coordinates: dict[int, Coordinate] = dict(zip(ranks, product(*map(range, self.mesh_shape)), strict=True))
+
+    def runs(self, coordinate: Coordinate) -> tuple[_layout.Runs, ...]:
+        """What the rank at a coordinate has."""
+        return _layout.local_runs(self.shape, self.mesh_shape, self.placed, coordinate)
+
+    def owners(self, receiver: int, number: int) -> dict[int, Coordinate]:
+        """The ranks that one receives from: of several that have the same, one.
+
+        Args:
+            receiver: Its global rank. If it is in the mesh, it takes what it can from itself.
+            number: Its position in the other mesh: others share the work among them.
+        """
+        near = self.coordinates.get(receiver)
+        chosen: list[int | None] = []
+        for at, (placement, size) in enumerate(zip(self.placed, self.mesh_shape, strict=True)):
+            if split_dim(placement) is not None:
+                chosen.append(None)
+            elif near is not None:
+                chosen.append(near[at])
+            else:
+                chosen.append(number % size)
+        return {
+            rank: coordinate
+            for rank, coordinate in self.coordinates.items()
+            if all(want is None or want == index for want, index in zip(chosen, coordinate, strict=True))
+        }
+
+
+def crossing(source: Side, target: Side, me: int) -> Action:
+    """What a rank does to bring a tensor from one mesh to another.
+
+    Args:
+        source: Where it is.
+        target: Where it shall be.
+        me: The global rank, of one mesh or both.
+    """
+    ranks = tuple(sorted({*source.coordinates, *target.coordinates}))
+    numbers = {rank: number for number, rank in enumerate(target.coordinates)}
+    here, there = source.coordinates.get(me), target.coordinates.get(me)
+    have = None if here is None else source.runs(here)
+    want = None if there is None else target.runs(there)
+    owners = {} if there is None else source.owners(me, numbers[me])
+    sends: list[Boxes] = []
+    comes: list[Boxes] = []
+    for rank in ranks:
+        to = target.coordinates.get(rank)
+        gets = have is not None and to is not None and me in source.owners(rank, numbers[rank])
+        sends.append(
+            list(_layout.blocks(have, target.runs(to))) if gets and have is not None and to is not None else []
+        )
+        gives = want is not None and rank in owners
+        comes.append(list(_layout.blocks(source.runs(owners[rank]), want)) if gives and want is not None else [])
+    shape: tuple[int, ...] = (0,)
+    if there is not None:
+        shape = tuple(map(int, _layout.local_shape(target.shape, target.mesh_shape, target.placed, there)))
+    return exchanging(ranks, sends, comes, shape, -1)
+
+
+def crossing_bytes(source: Side, target: Side, itemsize: int) -> float:
+    """Bytes that a rank of the source sends to others, on average."""
+    total = 0
+    for number, (rank, coordinate) in enumerate(target.coordinates.items()):
+        want = target.runs(coordinate)
+        for owner, at in source.owners(rank, number).items():
+            if owner != rank:
+                total += prod(
+                    sum(length for _, _, length in _layout.overlap(a, b))
+                    for a, b in zip(source.runs(at), want, strict=True)
+                )
+    return total * itemsize / len(source.coordinates)

@@ -1,0 +1,381 @@
+"""What one rank does in a step: what it prepares, the call, and what it makes of the result. No communication.
+
+An Action is `after(call(before(local)))`; only the call is a collective. So a test can run all ranks in one process.
+Whatever can be is worked out when the Action is made.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import product
+from math import lcm, prod
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch.types import IntLikeType
+
+from phalanx.dtensor import _layout
+from phalanx.dtensor._graph_agreement import neutral
+from phalanx.dtensor._redistribute.planner import REPLICATE, Placed, Step, reduction_path, serves
+from phalanx.dtensor._torch_compat import surely_divides
+from phalanx.dtensor.placement_types import AnyPlacement, Partial, Shard, split_dim
+
+Local: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+Boxes: TypeAlias = list[_layout.Block]
+
+
+class Call(NamedTuple):
+    """A collective on one tensor.
+
+    Attributes:
+        name: "all_gather" and "reduce_scatter" (along `dim`), with `sizes` "all_gather_v" and "reduce_scatter_v",
+            "all_reduce", "all_to_all" (even, along dim 0) over a mesh dim; "exchange" of a flat buffer among ranks.
+        mesh_dim: The mesh dim; -1 for an exchange among `peers` of several mesh dims.
+        dim: The dim of the tensor.
+        op: The reduction.
+        peers: For an exchange, the numbers of the ranks, ascending.
+        sent: For an exchange, how many elements go to each peer.
+        received: For an exchange, how many elements come from each.
+        sizes: The size of `dim` on each rank of the group.
+    """
+
+    name: str
+    mesh_dim: int
+    dim: int = 0
+    op: str = ""
+    peers: tuple[int, ...] = ()
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+class Action(NamedTuple):
+    """What one rank does in a step.
+
+    Attributes:
+        before: From the local tensor to what the call takes; None if it takes the local tensor.
+        call: The collective; None if there is none.
+        after: From the result of the call to the local tensor; None if it is that.
+        keeps: Whether the local tensor stays as it is.
+        is_view: Whether the result is a view of the local tensor.
+    """
+
+    before: Local | None
+    call: Call | None
+    after: Local | None
+    keeps: bool = False
+    is_view: bool = False
+
+
+class Place(NamedTuple):
+    """Where a rank is.
+
+    Attributes:
+        shape: The shape of the whole tensor. Where a size is a SymInt, `is_symbolic` must be True of the step.
+        dtype: Its dtype.
+        mesh_shape: The shape of the mesh.
+        coordinate: The coordinate of the rank.
+        orders: For each mesh dim, the coordinates of its ranks in the order of the group.
+        numbers: The number of each rank of the mesh, in the order of its coordinates.
+    """
+
+    shape: tuple[IntLikeType, ...]
+    dtype: torch.dtype
+    mesh_shape: tuple[int, ...]
+    coordinate: tuple[int, ...]
+    orders: tuple[tuple[int, ...], ...]
+    numbers: tuple[int, ...]
+
+
+def action(step: Step, place: Place) -> Action:
+    """What a rank does in a step."""
+    if step.collective == "relabel":
+        return Action(None, None, None, keeps=True)
+    if step.collective == "exchange":
+        return _exchange(step, place)
+    mesh_dim = step.mesh_dims[0]
+    source, target = step.source[mesh_dim], step.target[mesh_dim]
+    whole = (*step.source[:mesh_dim], REPLICATE, *step.source[mesh_dim + 1 :])
+    # Ints but in a graph with dynamic sizes, where only sizes that divide evenly come here.
+    seen: Any = _layout.local_shape(place.shape, place.mesh_shape, whole, place.coordinate)
+    if step.collective == "partial":
+        assert isinstance(target, Partial)
+        return _partial(target.reduce_op, place.coordinate[mesh_dim] == 0)
+    if all(type(size) is int for size in seen) and not prod(seen) and step.collective != "slice":
+        # Every rank of the group sees the same: nothing, which needs no collective.
+        shape = tuple(map(int, _layout.local_shape(place.shape, place.mesh_shape, step.target, place.coordinate)))
+        return Action(lambda local: local.new_empty(shape), None, None)
+    if step.collective == "slice":
+        return _slice(target, seen, place, mesh_dim)
+    if step.collective == "all_reduce":
+        assert isinstance(source, Partial)
+        return _all_reduce(source.reduce_op, place, mesh_dim)
+    if step.collective == "reduce_scatter":
+        assert isinstance(source, Partial)
+        return _reduce_scatter(source.reduce_op, target, seen, place, mesh_dim)
+    if step.collective == "all_gather":
+        return _all_gather(source, seen, place, mesh_dim)
+    return _all_to_all(step, seen, place, mesh_dim)
+
+
+# ---- one rank alone --------------------------------------------------------------------------------------------------
+
+
+def _runs(placement: AnyPlacement, size: Any, ranks: int, index: int) -> list[tuple[int, int]]:
+    return list(_layout.piece_runs(size, placement, ranks, index))  # type: ignore[arg-type]
+
+
+def _take(tensor: torch.Tensor, dim: int, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+    """The elements of these runs of a dim, one after another; a view if it is one run."""
+    if len(runs) == 1:
+        return tensor.narrow(dim, *runs[0])
+    return torch.cat([tensor.narrow(dim, *run) for run in runs], dim) if runs else tensor.narrow(dim, 0, 0)
+
+
+def _slice(target: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
+    dim = split_dim(target)
+    assert dim is not None
+    runs = _runs(target, seen[dim], place.mesh_shape[mesh_dim], place.coordinate[mesh_dim])
+    return Action(lambda local: _take(local, dim, runs), None, None, is_view=len(runs) < 2)
+
+
+def _partial(op: str, first: bool) -> Action:
+    if op in ("sum", "bxor", "product") and not first:
+        return Action(lambda local: neutral(local, op == "product"), None, None)
+    return Action(None, None, None, keeps=True)
+
+
+# ---- reductions ------------------------------------------------------------------------------------------------------
+
+
+def _all_reduce(op: str, place: Place, mesh_dim: int) -> Action:
+    path, dtype, ranks = reduction_path(op, place.dtype), place.dtype, place.mesh_shape[mesh_dim]
+    if path == "direct":
+        return Action(None, Call("all_reduce", mesh_dim, op=op), None)
+    if path == "float32":
+        return Action(lambda x: x.to(torch.float32), Call("all_reduce", mesh_dim, op=op), lambda x: x.to(dtype))
+    wide = torch.complex64 if dtype == torch.complex32 else dtype
+
+    def multiplied(gathered: torch.Tensor) -> torch.Tensor:
+        parts = gathered.view([ranks, gathered.size(0) // ranks, *gathered.shape[1:]]).to(wide)
+        return parts.prod(0).squeeze(0).to(dtype)
+
+    return Action(lambda x: x.unsqueeze(0), Call("all_gather", mesh_dim), multiplied)
+
+
+def _padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    short = size - tensor.size(dim)
+    if not short:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = short
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def is_plain(placement: AnyPlacement, size: IntLikeType, order: Sequence[int]) -> bool:
+    """Whether the pieces of `size` elements are equal stretches one after another, in the order of the group."""
+    if any(at != index for at, index in enumerate(order)) or not surely_divides(size, len(order)):
+        return False
+    if type(placement) is Shard:
+        return True
+    if type(size) is not int:
+        return False
+    length = size // len(order)
+    return all(_runs(placement, size, len(order), at) == [(at * length, length)] for at in order)
+
+
+def _in_order(runs: Sequence[Sequence[tuple[int, int]]], order: Sequence[int]) -> tuple[int, ...] | None:
+    """The sizes of the pieces by position in the group, if they lie one after another; None if they do not."""
+    end = 0
+    for i in order:
+        if len(runs[i]) > 1 or any(start != end for start, length in runs[i] if length):
+            return None
+        end += sum(length for _, length in runs[i])
+    return tuple(sum(length for _, length in runs[i]) for i in order)
+
+
+def _reduce_scatter(op: str, target: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
+    dim, ranks, order = split_dim(target), place.mesh_shape[mesh_dim], place.orders[mesh_dim]
+    assert dim is not None
+    if is_plain(target, seen[dim], order):
+        return Action(None, Call("reduce_scatter", mesh_dim, dim=dim, op=op), None)
+    runs = [_runs(target, seen[dim], ranks, i) for i in range(ranks)]
+    in_order = _in_order(runs, order)
+    if in_order is not None:
+        return Action(None, Call("reduce_scatter_v", mesh_dim, dim=dim, op=op, sizes=in_order), None)
+    sizes = [sum(length for _, length in own) for own in runs]
+    most, own_size = max(sizes), sizes[place.coordinate[mesh_dim]]
+    after: Local | None = None
+    if own_size != most:
+        after = lambda x: x.narrow(dim, 0, own_size).contiguous()  # noqa: E731
+    return Action(
+        lambda local: torch.cat([_padded(_take(local, dim, runs[i]), dim, most) for i in order], dim),
+        Call("reduce_scatter", mesh_dim, dim=dim, op=op),
+        after,
+    )
+
+
+# ---- shards ----------------------------------------------------------------------------------------------------------
+
+
+def _all_gather(source: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
+    dim, ranks, order = split_dim(source), place.mesh_shape[mesh_dim], place.orders[mesh_dim]
+    assert dim is not None
+    if is_plain(source, seen[dim], order):
+        return Action(None, Call("all_gather", mesh_dim, dim=dim), None)
+    runs = [_runs(source, seen[dim], ranks, i) for i in range(ranks)]
+    in_order = _in_order(runs, order)
+    if in_order is not None:
+        return Action(None, Call("all_gather_v", mesh_dim, dim=dim, sizes=in_order), None)
+    most = max(sum(length for _, length in own) for own in runs)
+    # (where it begins in the whole, which part of the group it is in, where there, length), in the order of the whole
+    found: list[tuple[int, int, int, int]] = []
+    for part, i in enumerate(order):
+        at = 0
+        for start, length in runs[i]:
+            found.append((start, part, at, length))
+            at += length
+    found.sort()
+    shape = [ranks, *seen]
+    shape[dim + 1] = most
+
+    def joined(gathered: torch.Tensor) -> torch.Tensor:
+        parts = gathered.view(shape).unbind()
+        return torch.cat([parts[part].narrow(dim, at, length) for _, part, at, length in found], dim)
+
+    return Action(lambda local: _padded(local, dim, most), Call("all_gather", mesh_dim), joined)
+
+
+def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:
+    source, target = step.source[mesh_dim], step.target[mesh_dim]
+    ranks, order = place.mesh_shape[mesh_dim], place.orders[mesh_dim]
+    a, b = split_dim(source), split_dim(target)
+    assert a is not None
+    assert b is not None
+    if a == b or not (is_plain(source, seen[a], order) and is_plain(target, seen[b], order)):
+        return _exchange(step, place)
+    shape = list(seen)  # of what goes from one rank to another
+    shape[a] //= ranks
+    shape[b] //= ranks
+    flat = [ranks * shape[0], *shape[1:]]
+    cut = [*shape[:b], ranks, *shape[b:]]
+    result = list(seen)
+    result[b] //= ranks
+    first = [b, *(dim for dim in range(len(cut)) if dim != b)]
+    back = [*range(1, a + 1), 0, *range(a + 1, len(cut))]
+
+    def split(local: torch.Tensor) -> torch.Tensor:
+        return local.reshape(cut).permute(first).reshape(flat)
+
+    def joined(parts: torch.Tensor) -> torch.Tensor:
+        # Not a view that happens to fit: kernels that read memory as it lies need the stride of the spec.
+        return parts.view([ranks, *shape]).permute(back).contiguous().view(result)
+
+    # Along dim 0 the parts already lie one after another.
+    return Action(None if b == 0 else split, Call("all_to_all", mesh_dim), None if a == 0 else joined)
+
+
+# ---- any shards ------------------------------------------------------------------------------------------------------
+
+
+def units(
+    shape: Sequence[IntLikeType], mesh_shape: Sequence[int], source: Placed, target: Placed
+) -> tuple[int, ...] | None:
+    """How many units of equal size each dim has, such that no piece on either side ends within one.
+
+    An int counts as so many units of 1. A SymInt that is not cut is one unit, and one that is cut evenly as many as
+    there are pieces, so that what goes where is known for all sizes. None: it is not, since a SymInt is cut otherwise.
+    """
+    found: list[int] = []
+    for dim, size in enumerate(shape):
+        if type(size) is int:
+            found.append(size)
+            continue
+        cuts = [
+            [(one, ranks) for one, ranks in zip(placed, mesh_shape, strict=True) if split_dim(one) == dim]
+            for placed in (source, target)
+        ]
+        count = lcm(*(prod(ranks for _, ranks in own) for own in cuts))
+        if any(type(one) is not Shard for own in cuts for one, _ in own) or not surely_divides(size, count):
+            return None
+        found.append(count)
+    return tuple(found)
+
+
+def _exchange(step: Step, place: Place) -> Action:
+    ranks = list(product(*map(range, place.mesh_shape)))
+    me = place.coordinate
+    of = dict(zip(ranks, place.numbers, strict=True))
+    counts = units(place.shape, place.mesh_shape, step.source, step.target)
+    assert counts is not None
+    # The sizes of the units, where not all are 1.
+    scale: list[Any] = [
+        1 if type(size) is int else size // count for size, count in zip(place.shape, counts, strict=True)
+    ]
+
+    def runs(placed: Placed, rank: Sequence[int]) -> tuple[_layout.Runs, ...]:
+        return _layout.local_runs(counts, place.mesh_shape, placed, rank)
+
+    def scaled(numbers: Sequence[int]) -> tuple[Any, ...]:
+        return tuple(number * unit for number, unit in zip(numbers, scale, strict=True))
+
+    def boxes(have: Sequence[_layout.Runs], want: Sequence[_layout.Runs]) -> Boxes:
+        return [_layout.Block(*map(scaled, box)) for box in _layout.blocks(have, want)]
+
+    peers = [
+        rank for rank in ranks if all(at in step.mesh_dims or rank[at] == me[at] for at in range(len(place.mesh_shape)))
+    ]
+    peers.sort(key=lambda rank: of[rank])
+    have, want = runs(step.source, me), runs(step.target, me)
+    sends = [boxes(have, runs(step.target, peer)) if serves(step.source, me, peer) else [] for peer in peers]
+    comes = [boxes(runs(step.source, peer), want) if serves(step.source, peer, me) else [] for peer in peers]
+    shape = scaled(tuple(map(int, _layout.local_shape(counts, place.mesh_shape, step.target, me))))
+    mesh_dim = step.mesh_dims[0] if len(step.mesh_dims) == 1 else -1
+    return exchanging(tuple(of[peer] for peer in peers), sends, comes, shape, mesh_dim)
+
+
+def exchanging(
+    peers: tuple[int, ...], sends: Sequence[Boxes], comes: Sequence[Boxes], shape: tuple[int, ...], mesh_dim: int
+) -> Action:
+    """The Action that sends boxes of the local tensor, and puts those that come into a new one.
+
+    Args:
+        peers: Numbers of the ranks, ascending.
+        sends: The boxes that go to each.
+        comes: The boxes that come from each.
+        shape: The shape of the new local tensor.
+        mesh_dim: The mesh dim whose ranks these are; -1 if they are those of no mesh dim.
+    """
+    boxes = [(box.source, box.shape) for own in sends for box in own]
+    places: list[tuple[int, int, Any, tuple[int, ...]]] = []
+    at = 0
+    for own in comes:
+        for box in own:
+            count = prod(box.shape)
+            where = tuple(slice(start, start + size) for start, size in zip(box.target, box.shape, strict=True))
+            places.append((at, count, where, box.shape))
+            at += count
+
+    def packed(local: torch.Tensor) -> torch.Tensor:
+        if not boxes:
+            return local.new_empty(0)
+        parts = []
+        for start, size in boxes:
+            part = local
+            for dim, (begin, length) in enumerate(zip(start, size, strict=True)):
+                if length != part.size(dim):
+                    part = part.narrow(dim, begin, length)
+            parts.append(part.reshape(-1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def unpacked(flat: torch.Tensor) -> torch.Tensor:
+        if len(places) == 1 and places[0][3] == shape:
+            return flat.view(shape)
+        out = flat.new_empty(shape)
+        for begin, count, where, size in places:
+            out[where].copy_(flat.narrow(0, begin, count).view(size))
+        return out
+
+    def total(own: Boxes) -> int:
+        return sum(prod(box.shape) for box in own)
+
+    sent, received = tuple(map(total, sends)), tuple(map(total, comes))
+    return Action(packed, Call("exchange", mesh_dim, peers=peers, sent=sent, received=received), unpacked)

@@ -1,0 +1,214 @@
+"""The sizes of a call in the terms of its rule, and the conditions on them that strategies carry."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from phalanx.dtensor import _layout
+
+ExpandedDims = tuple[tuple[str, ...], ...]
+"""The dims of a tensor, each with the names of its factors."""
+Where = tuple[int, int]
+"""(input, dim)."""
+
+
+# ---- sizes ----------------------------------------------------------------------------------------------------------
+
+
+def nested_chunk(size: int, cuts: Sequence[Where]) -> int:
+    """What is left of `size` after cuts (count, index), the first one first."""
+    for count, index in cuts:
+        size = _layout.chunk(size, count, index)[1]  # type: ignore[assignment]
+    return size
+
+
+def _parts(size: int, ways: Sequence[int]) -> list[int]:
+    """The sizes of the parts that mesh dims of sizes `ways` cut `size` into, one after the other; each once."""
+    parts = [size]
+    for count in ways:
+        found: list[int] = []
+        for part in parts:
+            for index in range(count):
+                one: int = _layout.chunk(part, count, index)[1]  # type: ignore[assignment]
+                if one not in found:  # no set: a SymInt has no hash
+                    found.append(one)
+        parts = found
+    return parts
+
+
+class OpSizes:
+    """Sizes and dtypes of one call, in the terms of its rule.
+
+    Args:
+        inputs: The dims of each input, batch dims written out; None for a tensor of any rank.
+        shapes: Shape of each input.
+        dtypes: Dtype of each input.
+        given: Sizes of factors that no dim shows alone: the split of a view.
+    """
+
+    __slots__ = ("_sizes", "dtypes", "shapes")
+
+    def __init__(
+        self,
+        inputs: Sequence[ExpandedDims | None],
+        shapes: Sequence[tuple[int, ...]],
+        dtypes: Sequence[torch.dtype],
+        given: Mapping[str, int] | None = None,
+    ) -> None:
+        self.shapes = shapes
+        self.dtypes = dtypes
+        sizes = dict(given or {})
+        for dims, shape in zip(inputs, shapes, strict=True):
+            for factors, size in zip(dims or (), shape, strict=False):
+                # Broadcasting: the size that is not 1 counts.
+                if len(factors) == 1 and sizes.get(factors[0], 1) == 1:
+                    sizes[factors[0]] = size
+        self._sizes = sizes
+
+    def size(self, factor: str) -> int:
+        return self._sizes[factor]
+
+    def knows(self, factor: str) -> bool:
+        return factor in self._sizes
+
+
+# ---- conditions -----------------------------------------------------------------------------------------------------
+
+
+_WIDE = (torch.int32, torch.int64)
+
+
+def is_inexact(dtype: torch.dtype) -> bool:
+    """Whether numbers of a dtype are rounded."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
+@dataclass(frozen=True)
+class SameSize:
+    """Dims of inputs that must have one size: gather allows its index to be smaller than its input."""
+
+    at: tuple[Where, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        sizes = [facts.shapes[tensor][dim] for tensor, dim in self.at]
+        return all(one == sizes[0] for one in sizes)
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """The dims `ones` have size 1 and broadcast against the dims `cut`, whose size is another."""
+
+    ones: tuple[Where, ...]
+    cut: tuple[Where, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        if any(facts.shapes[tensor][dim] != 1 for tensor, dim in self.ones):
+            return False
+        return all(facts.shapes[tensor][dim] != 1 for tensor, dim in self.cut)
+
+
+@dataclass(frozen=True)
+class AllOne:
+    """Factors outside the one that is cut, in one dim with it: the cut is one of the dim only if they have size 1."""
+
+    factors: tuple[str, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        return all(facts.knows(one) and facts.size(one) == 1 for one in self.factors)
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """The chunks of a dim of `factor` and, inside it, `inner` must end where chunks of `factor` end."""
+
+    factor: str
+    inner: tuple[str, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        if not all(map(facts.knows, (self.factor, *self.inner))):
+            return False
+        inner = prod(map(facts.size, self.inner))
+        for level, count in enumerate(ways):
+            parts = _parts(facts.size(self.factor), ways[:level])
+            if any(-(-part * inner // count) != -(-part // count) * inner for part in parts):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class NotEmpty:
+    """The factor has elements: the share of nothing is not a number."""
+
+    factor: str
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        return facts.size(self.factor) != 0
+
+
+@dataclass(frozen=True)
+class EachHas:
+    """Every rank gets a part of the factor."""
+
+    factor: str
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        return 0 not in _parts(facts.size(self.factor), ways)
+
+
+@dataclass(frozen=True)
+class Even:
+    """Dims of inputs that are cut into equal parts, none of them empty: of others nothing is known of the op."""
+
+    at: tuple[Where, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        sizes = [facts.shapes[tensor][dim] for tensor, dim in self.at]
+        return all(size != 0 and size % prod(ways) == 0 for size in sizes)
+
+
+@dataclass(frozen=True)
+class Summable:
+    """The inputs have a dtype in which Partial(sum) means a sum: bool has none."""
+
+    inputs: tuple[int, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        return all(facts.dtypes[one] != torch.bool for one in self.inputs)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """The inputs have a dtype in which sums are what they seem: narrow ints wrap around, and are then widened."""
+
+    inputs: tuple[int, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        return all(is_inexact(facts.dtypes[one]) or facts.dtypes[one] in _WIDE for one in self.inputs)
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """The inputs have a dtype in which rising functions rise: narrow and unsigned ints wrap around."""
+
+    inputs: tuple[int, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        right = (torch.bool, *_WIDE)
+        return all(facts.dtypes[one].is_floating_point or facts.dtypes[one] in right for one in self.inputs)
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """The inputs have a dtype in which there is a maximum: complex numbers have none."""
+
+    inputs: tuple[int, ...]
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        return not any(facts.dtypes[one].is_complex for one in self.inputs)
+
+
+Condition = (
+    SameSize | Broadcast | AllOne | Aligned | NotEmpty | EachHas | Even | Summable | Linear | Ordered | Comparable
+)

@@ -1,0 +1,164 @@
+"""Rules of convolution, pooling and resampling: batch and channels may be cut, the dims in space are whole.
+
+Cut in space an op needs its neighbours' borders: that is an algorithm, not a rule. Many kernels here refuse empty
+tensors: most factors are cut only where every rank gets a part.
+"""
+
+from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_rules, rule
+
+
+def _space(name: str, count: int) -> str:
+    return " ".join(f"{name}{index}!" for index in range(count))
+
+
+def _weight(call: Call, weight: int, transposed: int, groups: int) -> tuple[str, str, str]:
+    """(channels in, channels out, dims of the weight)."""
+    kernel = _space("k", call[weight].ndim - 2)
+    if call[groups] != 1:
+        # A group ties channels in to channels out: cut, their sizes would have to agree with the groups.
+        return "c!", "o!", f"v! w! {kernel}"
+    return ("c", "o", f"c o {kernel}") if call[transposed] else ("c", "o", f"o c {kernel}")
+
+
+@rule("aten.convolution.default")
+def _convolution(call: Call) -> RuleSpec:
+    # (input, weight, bias, stride, padding, dilation, transposed, output_padding, groups)
+    count = call[1].ndim - 2
+    if call[0].ndim != count + 2:
+        return None
+    into, out, weight = _weight(call, 1, 6, 8)
+    text = f"n {into} {_space('s', count)}, {weight}{f', {out}' if call[2] is not None else ''}"
+    text += f" -> n {out.rstrip('!')} {_space('t', count)}"
+    plus = "+2" if call[2] is not None else ""
+    passes = f" ; lin 0{plus}|1{plus} ; full n"
+    return text + (passes if "!" in into else f" ; c:sum{plus}{passes} c o")
+
+
+@rule("aten.convolution_backward.default")
+def _convolution_backward(call: Call) -> RuleSpec:
+    # (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
+    #  output_mask)
+    count = call[2].ndim - 2
+    if call[1].ndim != count + 2:
+        return None
+    into, out, weight = _weight(call, 2, 7, 9)
+    data = f"n {into} {_space('s', count)}"
+    every = (data, weight, out)
+    outputs = [one for one, wanted in zip(every, call[10], strict=True) if wanted]
+    text = f"n {out} {_space('t', count)}, {data}, {weight} -> {', '.join(outputs)} ; lin 0 ; full n"
+    if "!" not in into:
+        text += " c o"
+    clauses = []
+    if call[10][1] or call[10][2]:
+        clauses.append("n:sum")
+    if "!" not in into:
+        if call[10][2]:
+            clauses.append("c:same")
+        if call[10][0]:
+            clauses.append("o:sum")
+    if call[10][2] and call[3] is not None:
+        clauses.append(f"size 3={len(outputs) - 1}")
+    return text + "".join(f" ; {one}" for one in clauses)
+
+
+# ---- one tensor in, its last dims in space --------------------------------------------------------------------------
+
+
+def _forward(count: int, outputs: int = 1, passes: str = " ; lin 0") -> RuleFunction:
+    out = ", ".join([f"... {_space('t', count)}"] * outputs)
+    text = f"... {_space('s', count)} -> {out} ; full ..."
+    # A mean of ints is rounded: not linear.
+    return lambda call: text + (passes if call.tensors[0].dtype.is_floating_point else "")
+
+
+def _backward(count: int, size: int | None = None) -> RuleFunction:
+    """(grad_output, self, ..., [indices]); with `size`, that argument is the shape of self instead."""
+
+    def write(call: Call) -> RuleSpec:
+        small, large = f"... {_space('t', count)}", f"... {_space('s', count)}"
+        inputs = [small] + ([large] if size is None else []) + [small] * (len(call.tensors) - 2)
+        tail = "" if size is None else f" ; size {size}"
+        return f"{', '.join(inputs)} -> {large} ; lin 0 ; full ...{tail}"
+
+    return write
+
+
+for _count in (2, 3):
+    register_rules(
+        {
+            f"aten.avg_pool{_count}d.default": _forward(_count),
+            f"aten.avg_pool{_count}d_backward.default": _backward(_count),
+            f"aten._adaptive_avg_pool{_count}d.default": _forward(_count),
+            f"aten._adaptive_avg_pool{_count}d_backward.default": _backward(_count),
+            f"aten.max_pool{_count}d_with_indices.default": _forward(_count, 2, ""),
+            f"aten.max_pool{_count}d_with_indices_backward.default": _backward(_count),
+            f"aten.adaptive_max_pool{_count}d.default": _forward(_count, 2, ""),
+            f"aten.adaptive_max_pool{_count}d_backward.default": _backward(_count),
+        }
+    )
+for _count in (1, 2, 3):
+    for _kind in ("reflection", "replication"):
+        register_rules(
+            {
+                f"aten.{_kind}_pad{_count}d.default": _forward(_count, passes=" ; pass 0"),
+                f"aten.{_kind}_pad{_count}d_backward.default": _backward(_count),
+            }
+        )
+    for _kind in ("upsample_nearest", "_upsample_nearest_exact"):
+        register_rules(
+            {
+                f"aten.{_kind}{_count}d.default": _forward(_count),
+                f"aten.{_kind}{_count}d_backward.default": _backward(_count, 2),
+            }
+        )
+for _kind, _count in (
+    ("upsample_linear1d", 1),
+    ("upsample_bilinear2d", 2),
+    ("upsample_bicubic2d", 2),
+    ("_upsample_bilinear2d_aa", 2),
+    ("_upsample_bicubic2d_aa", 2),
+    ("upsample_trilinear3d", 3),
+):
+    register_rules({f"aten.{_kind}.default": _forward(_count), f"aten.{_kind}_backward.default": _backward(_count, 2)})
+
+
+# ---- resampling and moving between channels and space ---------------------------------------------------------------
+
+register_rules(
+    {
+        "aten.grid_sampler_2d.default": "n c h! w!, n p q t! -> n c p q ; lin 0 ; full n c p q",
+        "aten.grid_sampler_3d.default": "n c d! h! w!, n o p q t! -> n c o p q ; lin 0 ; full n c o p q",
+        "aten.im2col.default": "... c! h! w! -> ... o! l! ; lin 0 ; full ...",
+        "aten.col2im.default": "... o! l! -> ... c! h! w! ; lin 0 ; full ...",
+    }
+)
+
+
+@rule("aten.pixel_shuffle.default")
+def _pixel_shuffle(call: Call) -> RuleSpec:
+    factor, shape = call[1], call.tensors[0].shape
+    sizes = {"c": shape[-3] // factor**2, "p": factor, "q": factor}
+    return "... (c p! q!) h w -> ... c (h p) (w q) ; pass 0 ; full ... c h w", sizes
+
+
+@rule("aten.pixel_unshuffle.default")
+def _pixel_unshuffle(call: Call) -> RuleSpec:
+    factor, shape = call[1], call.tensors[0].shape
+    sizes = {"h": shape[-2] // factor, "w": shape[-1] // factor, "p": factor, "q": factor}
+    return "... c (h p!) (w q!) -> ... (c p q) h w ; pass 0 ; full ... c h w", sizes
+
+
+@rule("aten.glu.default")
+def _glu(call: Call) -> RuleSpec:
+    rank, dim = call.tensors[0].ndim, call.dim(1)
+    words = [f"d{index}" for index in range(rank)]
+    return f"{' '.join([*words[:dim], 'i!', *words[dim + 1 :]])} -> {' '.join([*words[:dim], 'o!', *words[dim + 1 :]])}"
+
+
+@rule("aten.glu_backward.default")
+def _glu_backward(call: Call) -> RuleSpec:
+    # (grad_output, self, dim)
+    rank, dim = call.tensors[1].ndim, call.dim(2, 1)
+    words = [f"d{index}" for index in range(rank)]
+    own = " ".join([*words[:dim], "i!", *words[dim + 1 :]])
+    return f"{' '.join([*words[:dim], 'o!', *words[dim + 1 :]])}, {own} -> {own} ; lin 0"

@@ -1,0 +1,232 @@
+"""What a strategy costs, given where the tensors are now, and the choice of the cheapest: the same on all ranks.
+
+A change of placement moves bytes over one mesh dim of n ranks, where G are the bytes of the tensor that the mesh dim
+sees (the other mesh dims may have cut it):
+
+    Shard -> Replicate       all_gather       (n-1)/n G
+    Shard(a) -> Shard(b)     all_to_all       (n-1)/n**2 G
+    Partial -> Replicate     all_reduce       2(n-1)/n G
+    Partial -> Shard         reduce_scatter   (n-1)/n G
+    Replicate -> Shard       a copy of G/n, no communication
+    Replicate -> Partial     nothing, or a fill of G
+
+A Shard is never made a Partial: it would turn a part into a whole that has to be reduced later. Nothing here looks at
+the rank or at a clock, and ties go to the strategy that comes first in the rule, so that every rank chooses alike.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import inf, prod
+
+from phalanx.dtensor._rules.engine import Strategy, combine
+from phalanx.dtensor._rules.registry import Match
+from phalanx.dtensor._torch_compat import hint, known_to_divide
+from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard
+
+# A search over a large mesh gives up after this many combinations and leaves every tensor whole.
+_MOST_TRIED = 4096
+
+
+@dataclass(frozen=True)
+class MeshDimCost:
+    """The cost of communication over one mesh dim; times are in microseconds.
+
+    Attributes:
+        size: How many ranks.
+        latency_us: The latency of one collective.
+        bytes_per_us: Bytes that a rank can send in a microsecond.
+    """
+
+    size: int
+    latency_us: float = 3.0
+    bytes_per_us: float = 10_000.0
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The costs of a mesh.
+
+    Attributes:
+        mesh: One entry for each mesh dim.
+        copy_bytes_per_us: Bytes that a rank copies in a microsecond.
+        partial_us: Added for each output that a strategy makes Partial where no input was: it is to be reduced later.
+    """
+
+    mesh: tuple[MeshDimCost, ...]
+    copy_bytes_per_us: float = 8_000.0
+    partial_us: float = 0.5
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(one.size for one in self.mesh)
+
+    def change_us(self, source: Placement, target: Placement | None, count_bytes: float, mesh_dim: int) -> float:
+        """What it costs to bring a tensor from one placement to another.
+
+        Args:
+            source: The placement now.
+            target: The placement wanted; None if any will do.
+            count_bytes: Bytes of the tensor that this mesh dim sees.
+            mesh_dim: The mesh dim.
+
+        Returns:
+            Microseconds; inf if no way leads there.
+        """
+        if target is None or source == target:
+            return 0.0
+        dim = self.mesh[mesh_dim]
+        if type(source) is Replicate:
+            if type(target) is Partial:
+                return count_bytes / self.copy_bytes_per_us
+            return count_bytes / dim.size / self.copy_bytes_per_us
+        if type(target) is Partial:
+            return inf
+        moved = (dim.size - 1) / dim.size * count_bytes
+        if type(source) is Partial:
+            moved *= 2 if type(target) is Replicate else 1
+        elif type(target) is not Replicate:
+            moved /= dim.size
+        return dim.latency_us + moved / dim.bytes_per_us
+
+
+@lru_cache(maxsize=256)
+def default_model(mesh_shape: tuple[int, ...]) -> CostModel:
+    """The costs of a mesh of which nothing was measured."""
+    return CostModel(tuple(MeshDimCost(size) for size in mesh_shape))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The cheapest strategies, one for each mesh dim, and what the changes of placements before them cost.
+
+    Attributes:
+        strategies: One for each mesh dim.
+        cost_us: The estimate.
+        inputs: The placements to which each input is redistributed; None where it stays as it is.
+        outputs: The placements of each output.
+    """
+
+    strategies: tuple[Strategy, ...]
+    cost_us: float
+    inputs: tuple[tuple[Placement | None, ...], ...]
+    outputs: tuple[tuple[Placement, ...], ...]
+
+
+def _seen_bytes(match: Match, placements: Sequence[Sequence[Placement]], model: CostModel) -> list[list[float]]:
+    """The bytes of each input that each mesh dim sees: the others have cut it."""
+    found: list[list[float]] = []
+    for meta, own in zip(match.call.tensors, placements, strict=True):
+        whole = prod(map(hint, meta.shape)) * meta.dtype.itemsize
+        shares = [1 / one.size if type(p) is Shard else 1.0 for p, one in zip(own, model.mesh, strict=True)]
+        found.append([whole * prod(shares[:at] + shares[at + 1 :]) for at in range(len(shares))])
+    return found
+
+
+def strategy_us(
+    strategy: Strategy, placements: Sequence[Placement], count_bytes: Sequence[float], model: CostModel, mesh_dim: int
+) -> float:
+    """What it costs to bring the inputs to a strategy's placements on one mesh dim.
+
+    Args:
+        strategy: The strategy.
+        placements: The placement of each input on this mesh dim now.
+        count_bytes: Bytes of each input that this mesh dim sees.
+        model: The costs.
+        mesh_dim: The mesh dim.
+    """
+    total = 0.0
+    partial = any(type(one) is Partial for one in placements)
+    for source, target, count in zip(placements, strategy.inputs, count_bytes, strict=True):
+        if type(target) is Partial and source != target and not partial and strategy.factor is None:
+            return inf  # nothing here is a Partial: only a bias beside a factor that is cut has to become one
+        total += model.change_us(source, target, count, mesh_dim)
+    # To scatter a sum and cut beside it what every rank has: the stream of a model would have to be gathered again.
+    changes = {(type(source), type(target)) for source, target in zip(placements, strategy.inputs, strict=True)}
+    if (Partial, Shard) in changes and (Replicate, Shard) in changes:
+        total += max(
+            model.change_us(target, source, count, mesh_dim)
+            for source, target, count in zip(placements, strategy.inputs, count_bytes, strict=True)
+            if type(source) is Replicate and type(target) is Shard
+        )
+    if not partial and any(type(one) is Partial for one in strategy.outputs):
+        total += model.partial_us
+    return total
+
+
+def _uneven_dims(match: Match, model: CostModel) -> list[set[tuple[int, int]]]:
+    """For each mesh dim the (input, dim) that it may not divide, if a size of the call is a symbol; else none.
+
+    A graph that is traced with a batch of 8 is to serve one of 7, and uneven pieces need the size itself.
+    """
+    if all(type(size) is int for meta in match.call.tensors for size in meta.shape):
+        return [set()] * len(model.mesh)
+    return [
+        {
+            (index, dim)
+            for index, meta in enumerate(match.call.tensors)
+            for dim, size in enumerate(meta.shape)
+            if not known_to_divide(size, one.size)
+        }
+        for one in model.mesh
+    ]
+
+
+def _cuts(strategy: Strategy, placements: Sequence[Placement], uneven: set[tuple[int, int]]) -> bool:
+    """Whether an input would be redistributed to a Shard of one of these dims."""
+    return bool(uneven) and any(
+        isinstance(target, Shard) and source != target and (index, target.dim) in uneven
+        for index, (source, target) in enumerate(zip(placements, strategy.inputs, strict=True))
+    )
+
+
+def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostModel) -> Choice:
+    """The cheapest strategies for a call whose inputs are where they are.
+
+    Args:
+        match: The call with its rule.
+        placements: For each input its placements, one for each mesh dim.
+        model: The costs of the mesh.
+
+    Returns:
+        The choice; the same on every rank that passes the same arguments.
+
+    Raises:
+        ValueError: The op writes into an input, and no strategy leaves that input's placement as it is.
+    """
+    seen = _seen_bytes(match, placements, model)
+    uneven = _uneven_dims(match, model)
+    lists: list[list[tuple[float, int]]] = []
+    for mesh_dim in range(len(model.mesh)):
+        now = [own[mesh_dim] for own in placements]
+        count_bytes = [own[mesh_dim] for own in seen]
+        costs = [
+            (strategy_us(strategy, now, count_bytes, model, mesh_dim), index)
+            for index, strategy in enumerate(match.strategies)
+            if not match.in_place or strategy.inputs[0] == now[0]
+            if not _cuts(strategy, now, uneven[mesh_dim])
+        ]
+        lists.append(sorted(one for one in costs if one[0] < inf))
+    # The cheapest first, one step at a time in one mesh dim: conditions may forbid combinations.
+    start = (0,) * len(lists)
+    heap = [(sum(one[0][0] for one in lists), start)] if all(lists) else []
+    known = {start}
+    for _ in range(_MOST_TRIED):
+        if not heap:
+            break
+        cost, places = heapq.heappop(heap)
+        strategies = tuple(match.strategies[own[place][1]] for own, place in zip(lists, places, strict=True))
+        if combine(strategies, match.facts, model.shape):
+            inputs = tuple(zip(*(one.inputs for one in strategies), strict=True))
+            outputs = tuple(zip(*(one.outputs for one in strategies), strict=True))
+            return Choice(strategies, cost, inputs, outputs)
+        for mesh_dim, own in enumerate(lists):
+            after = (*places[:mesh_dim], places[mesh_dim] + 1, *places[mesh_dim + 1 :])
+            if after[mesh_dim] < len(own) and after not in known:
+                known.add(after)
+                heapq.heappush(heap, (sum(one[place][0] for one, place in zip(lists, after, strict=True)), after))
+    raise ValueError(
+        f"{match.call.op} writes into a tensor of placements {list(map(str, placements[0]))}, and no strategy of its "
+        f"rule '{match.rule.text}' leaves it there: redistribute it first, or use the op that returns a new tensor"
+    )

@@ -1,0 +1,278 @@
+"""From a rule and the ranks of its tensors: every way to cut an op over one mesh dim, and which of them combine.
+
+A strategy is for one mesh dim: a placement for each tensor that goes in and comes out. It follows from the rule's text
+and the ranks alone; what depends on sizes is kept as a condition, arithmetic on the sizes of the factors, so that a new
+shape costs no new derivation. Over a mesh of several dims each takes a strategy of its own (`combine`).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from itertools import combinations
+
+from phalanx.dtensor._rules.constraints import (
+    Aligned,
+    AllOne,
+    Broadcast,
+    Comparable,
+    Condition,
+    EachHas,
+    ExpandedDims,
+    Linear,
+    NotEmpty,
+    OpSizes,
+    Ordered,
+    SameSize,
+    Summable,
+    Where,
+)
+from phalanx.dtensor._rules.parser import BATCH, RuleError, TensorDims, parse
+from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard
+
+PARTIAL_OPS: dict[str, str] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "product"}
+"""The op of the Partial that a reduction of a rule leaves."""
+
+# More inputs than this broadcast in one way only: all cut alike. 2**n - 1 ways would be too many.
+_MOST_BROADCAST = 4
+
+# ---- strategies -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """One way to run an op over one mesh dim.
+
+    Attributes:
+        inputs: Placement of each tensor that goes in; None for one that is not read and stays as it is.
+        outputs: Placement of each tensor that comes out.
+        factor: The factor that is cut, if one is.
+        conditions: What must hold of the sizes and dtypes.
+        scale: The outputs that are multiplied by the rank's share of the factor.
+        fill: The reduction whose neutral element stands for the result of a rank that has nothing of the factor.
+    """
+
+    inputs: tuple[Placement | None, ...]
+    outputs: tuple[Placement, ...]
+    factor: str | None = None
+    conditions: tuple[Condition, ...] = ()
+    scale: tuple[int, ...] = ()
+    fill: str | None = None
+
+    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+        """Whether the conditions hold where the mesh dims of sizes `ways`, this one last, cut the factor."""
+        return all(one.is_satisfied(facts, ways) for one in self.conditions)
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """A rule for tensors of known ranks: batch dims have names of their own, `..0` the last one."""
+
+    text: str
+    inputs: tuple[ExpandedDims | None, ...]
+    outputs: tuple[ExpandedDims | None, ...]
+    strategies: tuple[Strategy, ...] = field(default=(), compare=False, hash=False)
+
+
+def _expand(tensor: TensorDims, batch_count: int) -> ExpandedDims | None:
+    if tensor.dims is None:
+        return None
+    dims: list[tuple[str, ...]] = []
+    for dim in tensor.dims:
+        if dim.factors == (BATCH,):
+            dims.extend((f"..{place}",) for place in reversed(range(batch_count)))
+        else:
+            dims.append(dim.factors)
+    return tuple(dims)
+
+
+def _places(dims: ExpandedDims | None, factor: str) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
+    """(dim, factors outside, factors inside) of each dim with that factor."""
+    for index, factors in enumerate(dims or ()):
+        if factor in factors:
+            at = factors.index(factor)
+            yield index, factors[:at], factors[at + 1 :]
+
+
+class _Deriver:
+    """Derives the strategies of one rule for one choice of ranks."""
+
+    def __init__(self, text: str, ranks: Sequence[int]) -> None:
+        self.rule = rule = parse(text)
+        if len(ranks) != len(rule.inputs):
+            raise RuleError(f"the sharding rule '{text}' is for {len(rule.inputs)} tensors, the call has {len(ranks)}")
+        counts: list[int] = []
+        for index, (tensor, rank) in enumerate(zip(rule.inputs, ranks, strict=True)):
+            left = rank - tensor.explicit_count
+            if tensor.dims is not None and (left < 0 or (left and not tensor.batched)):
+                least = "at least " if tensor.batched else ""
+                raise RuleError(
+                    f"the sharding rule '{text}' wants {least}{tensor.explicit_count} dims in input {index}, "
+                    f"the call has {rank}"
+                )
+            counts.append(left if tensor.batched else 0)
+        self.inputs = tuple(_expand(one, count) for one, count in zip(rule.inputs, counts, strict=True))
+        self.outputs = tuple(_expand(one, max(counts)) for one in rule.outputs)
+        self.whole: list[Placement | None] = [None if one.unread else Replicate() for one in rule.inputs]
+        self.reductions = {one.factor: one for one in rule.reductions}
+
+    def factors(self) -> list[str]:
+        """The factors that may be cut, in the order in which the inputs show them."""
+        names = (name for dims in self.inputs for factors in dims or () for name in factors)
+        whole = self.rule.whole
+        return [one for one in dict.fromkeys(names) if one not in whole and not (one[0] == "." and BATCH in whole)]
+
+    def all(self) -> Iterator[Strategy]:
+        whole = self.whole
+        yield Strategy(tuple(whole), (Replicate(),) * len(self.outputs))
+        for factor in self.factors():
+            yield from self.cut(factor)
+        for one in self.rule.passes:
+            kinds: tuple[tuple[str, str | None], ...] = {
+                "lin": (("sum", "sum"),),
+                "up": (("max", "max"), ("min", "min")),
+                "down": (("max", "min"), ("min", "max")),
+                "drop": tuple((kind, None) for kind in ("sum", "max", "min", "product")),
+                "pass": tuple((kind, kind) for kind in ("sum", "max", "min", "product")),
+            }.get(one.kind, ((PARTIAL_OPS.get(one.kind, ""),) * 2,))
+            for kind_in, kind_out in kinds:
+                inputs = whole.copy()
+                for index in one.inputs:
+                    inputs[index] = Partial(kind_in)
+                conditions: dict[str, Condition] = {
+                    "sum": Summable(one.inputs),
+                    "max": Comparable(one.inputs),
+                    "min": Comparable(one.inputs),
+                }
+                condition = conditions.get(kind_in)
+                if one.kind in ("up", "down"):
+                    condition = Ordered(one.inputs)
+                elif one.kind == "lin":
+                    condition = Linear(one.inputs)
+                output = Replicate() if kind_out is None else Partial(kind_out)
+                outputs: tuple[Placement, ...] = (output,) * len(self.outputs)
+                yield Strategy(tuple(inputs), outputs, None, (condition,) if condition else ())
+
+    def cut(self, factor: str) -> Iterator[Strategy]:
+        """Strategies that cut a factor: one, or one for each way in which inputs broadcast in it."""
+        conditions: list[Condition] = []
+        inputs = self.whole.copy()
+        at: list[Where] = []
+        for index, dims in enumerate(self.inputs):
+            for dim, outside, inside in _places(dims, factor):
+                inputs[index] = Shard(dim)
+                conditions += self.conditions(factor, outside, inside)
+                if not outside and not inside:
+                    at.append((index, dim))
+        named = BATCH if factor[0] == "." else factor  # how clauses call it
+        reduction = self.reductions.get(named)
+        outputs: list[Placement] = []
+        lacking: list[int] = []
+        for index, dims in enumerate(self.outputs):
+            places = list(_places(dims, factor))
+            for dim, outside, inside in places:
+                outputs.append(Shard(dim))
+                conditions += self.conditions(factor, outside, inside)
+            if not places:
+                if reduction is None:
+                    return  # what comes out would need the whole factor
+                outputs.append(Replicate() if reduction.op == "same" else Partial(PARTIAL_OPS[reduction.op]))
+                lacking.append(index)
+        fill = None
+        scale: tuple[int, ...] = ()
+        if named in self.rule.full:
+            conditions.append(EachHas(factor))
+        if named in self.rule.scaled:
+            scale = tuple(range(len(self.outputs)))
+            conditions.append(NotEmpty(factor))
+        elif reduction is not None and reduction.op == "mean":
+            scale = tuple(lacking)
+            conditions.append(NotEmpty(factor))
+        elif reduction is not None and reduction.op in ("max", "min"):
+            fill = reduction.op
+            conditions.append(NotEmpty(factor))
+        for index in reduction.with_inputs if reduction else ():
+            inputs[index] = Partial("sum")
+        for cut, ones in self.broadcasts(factor, at):
+            placements = inputs.copy()
+            own = list(conditions)
+            if len(cut) > 1:
+                own.append(SameSize(cut))
+            if ones:
+                own.append(Broadcast(ones, cut))
+                for index, _ in ones:
+                    placements[index] = Replicate()
+            yield Strategy(tuple(placements), tuple(outputs), factor, tuple(dict.fromkeys(own)), scale, fill)
+
+    @staticmethod
+    def conditions(factor: str, outside: tuple[str, ...], inside: tuple[str, ...]) -> list[Condition]:
+        found: list[Condition] = []
+        if outside:
+            found.append(AllOne(outside))
+        if inside:
+            found.append(Aligned(factor, inside))
+        return found
+
+    @staticmethod
+    def broadcasts(factor: str, at: list[Where]) -> Iterator[tuple[tuple[Where, ...], tuple[Where, ...]]]:
+        """(inputs that are cut, inputs that are 1 there) for each way to broadcast."""
+        yield tuple(at), ()
+        if factor[0] != "." or len(at) > _MOST_BROADCAST:
+            return
+        for count in range(1, len(at)):
+            for ones in combinations(at, count):
+                yield tuple(one for one in at if one not in ones), ones
+
+
+@cache
+def derive(text: str, ranks: tuple[int, ...]) -> Expanded:
+    """All strategies of a rule for one mesh dim.
+
+    Args:
+        text: The rule (`phalanx.dtensor._rules.parser`).
+        ranks: The number of dims of each input.
+
+    Returns:
+        The rule for these ranks with its strategies; the first is the one that leaves every tensor whole.
+
+    Raises:
+        RuleError: The rule is malformed or not for tensors of these ranks.
+    """
+    deriver = _Deriver(text, ranks)
+    return Expanded(text, deriver.inputs, deriver.outputs, tuple(deriver.all()))
+
+
+# ---- several mesh dims ----------------------------------------------------------------------------------------------
+
+
+def combine(strategies: Sequence[Strategy], facts: OpSizes, mesh_shape: Sequence[int]) -> bool:
+    """Whether the strategies, one for each mesh dim, are right together for these sizes.
+
+    Args:
+        strategies: One strategy of the same rule for each mesh dim.
+        facts: Sizes and dtypes of the call.
+        mesh_shape: The mesh.
+    """
+    ways: dict[str, list[int]] = {}
+    for strategy, count in zip(strategies, mesh_shape, strict=True):
+        own: list[int] = []
+        if strategy.factor is not None:
+            own = ways.setdefault(strategy.factor, [])
+            own.append(count)
+        if not strategy.is_satisfied(facts, own):
+            return False
+    if len(strategies) == 1:
+        return True
+    for side in ("inputs", "outputs"):
+        for placements in zip(*(getattr(one, side) for one in strategies), strict=True):
+            cut: dict[int, str | None] = {}
+            kinds = set()
+            for placement, strategy in zip(placements, strategies, strict=True):
+                if isinstance(placement, Shard):
+                    # One dim cut by two factors: the chunks of one would not be chunks of the other.
+                    if cut.setdefault(placement.dim, strategy.factor) != strategy.factor:
+                        return False
+                elif isinstance(placement, Partial):
+                    kinds.add(placement.reduce_op)
+            if len(kinds) > 1:
+                return False  # a sum of maxima is no maximum of sums
+    return True

@@ -1,0 +1,231 @@
+"""Rules of softmax, norms and losses. Means in losses and in their gradients are sums scaled by each rank's share."""
+
+from collections.abc import Sequence
+
+from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleFunction, RuleSpec, register_rules, rule
+from phalanx.dtensor._rules.rule_builder import same_dims, tied
+
+_MEAN, _SUM = 1, 2  # torch's codes of the reduction of a loss; 0 is none
+
+
+def _softmax(inputs: int, dim: int, passes: str) -> RuleFunction:
+    def write(call: Call) -> RuleSpec:
+        return same_dims(call.tensors[0].ndim, {call.dim(dim)}, inputs) + passes
+
+    return write
+
+
+register_rules(
+    {
+        "aten._safe_softmax.default": _softmax(1, 1, ""),
+        "aten._softmax.default": _softmax(1, 1, ""),
+        "aten._log_softmax.default": _softmax(1, 1, ""),
+        # (grad_output, output, dim, input_dtype)
+        "aten._softmax_backward_data.default": _softmax(2, 2, " ; lin 0"),
+        "aten._log_softmax_backward_data.default": _softmax(2, 2, " ; lin 0"),
+    }
+)
+
+
+# ---- norms over the last dims ---------------------------------------------------------------------------------------
+
+
+def _normalized(call: Call, shape: int) -> tuple[str, str]:
+    """(the normalized dims, the same as dims of size 1)."""
+    count = len(call[shape])
+    return " ".join(f"n{index}!" for index in range(count)), " ".join(["1"] * count)
+
+
+@rule("aten.native_layer_norm.default")
+def _layer_norm(call: Call) -> RuleSpec:
+    inner, ones = _normalized(call, 1)
+    inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
+    return f"{inputs} -> ... {inner}, ... {ones}, ... {ones}"
+
+
+@rule("aten._fused_rms_norm.default")
+def _rms_norm(call: Call) -> RuleSpec:
+    inner, ones = _normalized(call, 1)
+    inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
+    return f"{inputs} -> ... {inner}, ... {ones}"
+
+
+@rule("aten.native_layer_norm_backward.default")
+def _layer_norm_backward(call: Call) -> RuleSpec:
+    # (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
+    inner, ones = _normalized(call, 2)
+    weights = [inner] * (len(call.tensors) - 4)
+    inputs = ", ".join([f"... {inner}"] * 2 + [f"... {ones}"] * 2 + weights)
+    return f"{inputs} -> {_masked((f'... {inner}', inner, inner), call[7], '...:sum')} ; lin 0"
+
+
+@rule("aten._fused_rms_norm_backward.default")
+def _rms_norm_backward(call: Call) -> RuleSpec:
+    # (grad_out, input, normalized_shape, rstd, weight, output_mask)
+    inner, ones = _normalized(call, 2)
+    weights = [inner] * (len(call.tensors) - 3)
+    inputs = ", ".join([f"... {inner}"] * 2 + [f"... {ones}"] + weights)
+    return f"{inputs} -> {_masked((f'... {inner}', inner), call[5], '...:sum')} ; lin 0"
+
+
+def _masked(outputs: Sequence[str], mask: Sequence[bool], reduction: str) -> str:
+    """The outputs that a mask keeps, with the reduction for all but the first."""
+    kept = [one for one, wanted in zip(outputs, mask, strict=True) if wanted]
+    return ", ".join(kept) + (f" ; {reduction}" if any(mask[1:]) else "")
+
+
+@rule("aten.native_group_norm.default")
+def _group_norm(call: Call) -> RuleSpec:
+    # (input, weight, bias, N, C, HxW, group, eps)
+    inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
+    weights = ["c"] * (len(call.tensors) - 1)
+    return f"{', '.join([f'n c! {inner}', *weights])} -> n c {inner}, n g!, n g ; count 3=n"
+
+
+@rule("aten.native_group_norm_backward.default")
+def _group_norm_backward(call: Call) -> RuleSpec:
+    # (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
+    inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
+    weights = ["c!"] * (len(call.tensors) - 4)
+    inputs = ", ".join([f"n c! {inner}"] * 2 + ["n g!"] * 2 + weights)
+    return f"{inputs} -> {_masked((f'n c {inner}', 'c', 'c'), call[9], 'n:sum')} ; count 5=n ; lin 0 ; full n"
+
+
+@rule("aten.native_batch_norm.default")
+def _batch_norm(call: Call) -> RuleSpec:
+    # (input, weight, bias, running_mean, running_var, training, momentum, eps); in training it writes the running ones.
+    if call[5]:
+        inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
+        inputs = ", ".join([f"n! c {inner}"] + ["c"] * (len(call.tensors) - 1))
+        return f"{inputs} -> n c {inner}, c, c ; full c"
+    inner = " ".join(f"s{index}" for index in range(call.tensors[0].ndim - 2))
+    weights = ["c"] * (len(call.tensors) - 1)
+    return f"{', '.join([f'n c {inner}', *weights])} -> n c {inner}, e!, f!"
+
+
+# ---- elementwise losses ---------------------------------------------------------------------------------------------
+
+
+def _loss(reduction: int) -> RuleFunction:
+    """(self, target, [weight], reduction at argument `reduction`)."""
+
+    def write(call: Call) -> RuleSpec:
+        inputs = ", ".join(["..."] * len(call.tensors))
+        if call[reduction] == _MEAN:
+            return f"{inputs} -> ; ...:mean"
+        return f"{inputs} -> ; ...:sum" if call[reduction] == _SUM else f"{inputs} -> ..."
+
+    return write
+
+
+def _loss_backward(reduction: int) -> RuleFunction:
+    """(grad_output, self, target, [weight], reduction at argument `reduction`)."""
+
+    def write(call: Call) -> RuleSpec:
+        # A mean's gradient divides by the elements that it sees: a rank sees its share of them.
+        scale = " ; scale ..." if call[reduction] == _MEAN else ""
+        inputs = ", ".join(["..."] * len(call.tensors))
+        return f"{inputs} -> ... ; lin 0{scale}"
+
+    return write
+
+
+register_rules(
+    {
+        "aten.mse_loss.default": _loss(2),
+        "aten.smooth_l1_loss.default": _loss(2),
+        "aten.huber_loss.default": _loss(2),
+        "aten.soft_margin_loss.default": _loss(2),
+        "aten.binary_cross_entropy.default": _loss(3),
+        "aten.binary_cross_entropy_with_logits.default": _loss(4),
+        "aten.mse_loss_backward.default": _loss_backward(3),
+        "aten.smooth_l1_loss_backward.default": _loss_backward(3),
+        "aten.huber_loss_backward.default": _loss_backward(3),
+        "aten.soft_margin_loss_backward.default": _loss_backward(3),
+        "aten.binary_cross_entropy_backward.default": _loss_backward(4),
+    }
+)
+
+
+# ---- losses over classes --------------------------------------------------------------------------------------------
+
+
+def _class_dims(call: Call, tensor: int) -> tuple[str, str] | None:
+    """(dims of the scores, dims of the target) of a loss whose scores are argument `tensor`."""
+    rank = call[tensor].ndim
+    if rank < 2:
+        return None
+    space = " ".join(f"s{index}" for index in range(rank - 2))
+    return f"n c! {space}", f"n {space}"
+
+
+@rule("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
+def _nll_loss(call: Call) -> RuleSpec:
+    # (self, target, weight, reduction, ignore_index) -> (output, total_weight)
+    found = _class_dims(call, 0)
+    if found is None:
+        return None
+    scores, target = found
+    weight = ", c!" if call[2] is not None else ""
+    factors = target.split()
+    if call[3] == _MEAN:
+        # The mean is weighted by what the targets pick: shares are known only when the weights are summed.
+        whole = " ".join(f"{one}!" for one in factors)
+        return f"{scores}, {whole}{weight} -> , "
+    sums = "".join(f" ; {one}:sum" for one in factors)
+    output = "" if call[3] == _SUM else target
+    return f"{scores}, {target}{weight} -> {output}, {sums}"
+
+
+@rule("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
+def _nll_loss_backward(call: Call) -> RuleSpec:
+    # (grad_output, self, target, weight, reduction, ignore_index, total_weight): the total is that of all ranks.
+    found = _class_dims(call, 1)
+    if found is None:
+        return None
+    scores, target = found
+    weight = ", c!" if call[3] is not None else ""
+    gradient = target if call[0].ndim else ""
+    return f"{gradient}, {scores}, {target}{weight},  -> {scores} ; lin 0"
+
+
+@rule("aten.multi_margin_loss.default")
+def _multi_margin(call: Call) -> RuleSpec:
+    # (self, target, p, margin, weight, reduction)
+    if call[0].ndim != 2:
+        return None
+    weight = ", c!" if call[4] is not None else ""
+    tail = {_MEAN: " ; n:mean", _SUM: " ; n:sum"}.get(call[5])
+    return f"n c!, n{weight} -> {'' if tail else 'n'}{tail or ''}"
+
+
+# ---- attention ------------------------------------------------------------------------------------------------------
+
+
+def _attention_mask(mask: ArgMeta | None, queries: str) -> str:
+    if mask is None:
+        return ""
+    return ", " + tied(mask.shape, ("b", "h", queries, "t!"))
+
+
+@rule("aten._scaled_dot_product_flash_attention_for_cpu.default")
+def _attention(call: Call) -> RuleSpec:
+    # (query, key, value, dropout_p, is_causal, attn_mask, scale) -> (output, logsumexp)
+    if call[3] != 0:
+        return None
+    # A causal mask counts queries from the first: they may be cut without one only.
+    queries = "s!" if call[4] else "s"
+    inputs = f"b h {queries} e!, b h t! e!, b h t! v!{_attention_mask(call[5], queries)}"
+    return f"{inputs} -> b h s v, b h s ; full b h s"
+
+
+@rule("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
+def _attention_backward(call: Call) -> RuleSpec:
+    # (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale)
+    if call[6] != 0:
+        return None
+    queries = "s!" if call[7] else "s"
+    out = f"b h {queries} v!"
+    inputs = f"{out}, b h {queries} e!, b h t! e!, b h t! v!, {out}, b h {queries}{_attention_mask(call[8], queries)}"
+    summed = "" if call[7] else " ; s:sum"
+    return f"{inputs} -> b h s e, b h t e, b h t v{summed} ; full b h s"

@@ -1,0 +1,227 @@
+"""Rules of elementwise ops: all dims are batch dims that broadcast; the table says which Partials pass.
+
+Inputs are counted as the op's schema counts its arguments (`add(self, other)`: 0 and 1). Where an argument is a number
+instead of a tensor, what needs it as a tensor is left out: `x + 1` is not linear in x, `x * 2` is.
+
+Rising functions that are NaN below some bound (sqrt, log) pass no Partial(max): a term of it may lie below. Nor do
+those that make a number of NaN (sign, fmax, nan_to_num): the other terms would come out instead.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+from phalanx.dtensor._rules.constraints import is_inexact
+from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_default_rule, register_rules
+
+# Which Partials pass, by the name of the op without namespace and overload.
+_LINEAR = {
+    "mul": "lin 0|1 ; prod 0+1",
+    "neg": "lin 0 ; down 0",
+    "positive": "pass 0",
+    "where": "lin 1+2 ; up 1|2",
+    "lerp": "lin 0+1",
+    "addcmul": "lin 0+1|0+2",
+    "addcdiv": "lin 0+1",
+    "conj_physical": "lin 0",
+    "deg2rad": "lin 0",
+    "rad2deg": "lin 0",
+    "native_dropout_backward": "lin 0",
+}
+
+_RISING = """
+ceil floor trunc round relu relu6 hardtanh hardsigmoid sigmoid tanh sinh asinh atan erf exp exp2 expm1
+"""
+
+# grad_output is argument 0, and the result is linear in it.
+_BACKWARD = "gelu_backward logit_backward sigmoid_backward silu_backward tanh_backward threshold_backward"
+
+_MORE = {
+    "maximum": "up 0|1 ; max 0+1",
+    "minimum": "up 0|1 ; min 0+1",
+    "clamp": "up 0|1|2",
+    "clamp_min": "up 0|1",
+    "clamp_max": "up 0|1",
+}
+
+_PASSES: dict[str, str] = {
+    **_LINEAR,
+    **dict.fromkeys(_RISING.split(), "up 0"),
+    **dict.fromkeys(_BACKWARD.split(), "lin 0"),
+    **_MORE,
+}
+
+
+def _tensor_arguments(call: Call) -> list[int]:
+    """The arguments that are tensors, in order."""
+    return [index for index, value in enumerate(call.args) if hasattr(value, "shape")]
+
+
+def clauses(passes: str, present: list[int]) -> str:
+    """The clauses of a table, counted by argument, for the tensors that a call has: counted by tensor."""
+    kept: list[str] = []
+    for clause in filter(None, map(str.strip, passes.split(";"))):
+        kind, _, groups = clause.partition(" ")
+        for group in groups.strip().split("|"):
+            arguments = [int(one) for one in group.split("+")]
+            if all(one in present for one in arguments):
+                kept.append(f"{kind} {'+'.join(str(present.index(one)) for one in arguments)}")
+    return "".join(f" ; {one}" for one in kept)
+
+
+def elementwise(call: Call, passes: str = "") -> str:
+    """The rule of an elementwise call."""
+    present = _tensor_arguments(call)
+    outputs = ", ".join(["..."] * len(call.op._schema.returns))
+    return f"{', '.join(['...'] * len(present))} -> {outputs}{clauses(passes, present)}"
+
+
+def _written(passes: str) -> RuleFunction:
+    def write(call: Call) -> RuleSpec:
+        return elementwise(call, passes) if call.tensors else None
+
+    return write
+
+
+# The rule functions by what passes: one object each.
+_FUNCTIONS = {passes: _written(passes) for passes in {"", *_PASSES.values()}}
+
+
+def _division(call: Call) -> RuleSpec:
+    # Rounded, a quotient is not linear; div.Tensor_mode has the mode as argument 2.
+    rounded = len(call.args) > 2 and call[2] is not None
+    return elementwise(call, "" if rounded else "lin 0")
+
+
+def _sum(order: str) -> RuleFunction:
+    """add, sub and rsub: (self, other, alpha).
+
+    A maximum passes beside a finite number only: a term of it may be -inf, the maximum of an empty shard, and a tensor
+    may have an inf beside it.
+    """
+
+    def write(call: Call) -> RuleSpec:
+        number = isinstance(call[1], (int, float)) and math.isfinite(call[1])
+        if order == "down" and call[2] < 0:
+            number = False  # rsub: alpha is the factor of self
+        return elementwise(call, f"lin 0+1 ; {order} 0" if number else "lin 0+1")
+
+    return write
+
+
+def _of_bools(passes: str) -> RuleFunction:
+    """Logical ops: of other dtypes a maximum is 0 where a term, below it, is not."""
+
+    def write(call: Call) -> RuleSpec:
+        return elementwise(call, passes if all(one.dtype == torch.bool for one in call.tensors) else "")
+
+    return write
+
+
+def _leaky_relu(call: Call) -> RuleSpec:
+    return elementwise(call, "up 0" if call[1] >= 0 else "")
+
+
+def _masked_fill(call: Call) -> RuleSpec:
+    # Zeros may be filled into every term of a sum; other values may not.
+    zero = not hasattr(call[2], "shape") and call[2] == 0
+    return elementwise(call, "lin 0 ; up 0" if zero else "up 0")
+
+
+_WRITERS: dict[str, RuleFunction] = {
+    "div": _division,
+    "leaky_relu": _leaky_relu,
+    "masked_fill": _masked_fill,
+    "logical_and": _of_bools("up 0|1 ; min 0+1"),
+    "logical_not": _of_bools("down 0"),
+    "logical_or": _of_bools("up 0|1 ; max 0+1"),
+    "add": _sum("up"),
+    "sub": _sum("up"),
+    "rsub": _sum("down"),
+}
+
+# Elementwise, but torch does not tag them so: what passes, by the full name of the op.
+_COPIES = """
+aten.alias.default aten.clone.default aten.detach.default aten.lift_fresh.default
+aten.positive.default
+"""
+
+_LIKE = """
+aten.empty_like.default aten.fill.Scalar aten.fill_.Scalar aten.full_like.default aten.ones_like.default
+"""
+
+_CONJUGATES = "aten._conj.default aten._neg_view.default aten.resolve_conj.default aten.resolve_neg.default"
+
+_UNTAGGED = {
+    "aten.complex.default": "lin 0+1",
+    "aten.elu_backward.default": "lin 0",
+    "aten.floor_divide.default": "",
+    "aten.floor_divide.Scalar": "",
+    "aten.hardshrink_backward.default": "lin 0",
+    "aten.hardsigmoid_backward.default": "lin 0",
+    "aten.hardswish.default": "",
+    "aten.hardswish_backward.default": "lin 0",
+    "aten.hardtanh_backward.default": "lin 0",
+    "aten.leaky_relu_backward.default": "lin 0",
+    "aten.log_sigmoid_backward.default": "",
+    "aten.log_sigmoid_forward.default": "",
+    "aten.mish_backward.default": "lin 0",
+    "aten.polar.default": "lin 0",
+    "aten.softplus_backward.default": "lin 0",
+    "aten.softshrink_backward.default": "lin 0",
+    "aten._prelu_kernel.default": "",
+    "aten._prelu_kernel_backward.default": "lin 0",
+}
+
+
+def tagged_pointwise(op: Any) -> RuleFunction | None:
+    """The rule of an op that torch tags as pointwise, or None."""
+    if torch.Tag.pointwise not in op.tags or torch.Tag.nondeterministic_seeded in op.tags:
+        return None
+    schema = op._schema
+    if any("[]" in str(one.type) and "Tensor" in str(one.type) for one in schema.arguments):
+        return None
+    if not schema.returns or any(str(one.type) != "Tensor" for one in schema.returns):
+        return None
+    name = schema.name.split("::")[1]
+    if name.endswith("_") and not name.startswith("__"):
+        name = name[:-1]
+    return _WRITERS.get(name) or _FUNCTIONS[_PASSES.get(name, "")]
+
+
+register_default_rule(tagged_pointwise)
+
+
+def _cast(call: Call) -> RuleSpec:
+    """_to_copy(self, *, dtype, ...): a sum passes where nothing but precision can be lost."""
+    old, new = call.tensors[0].dtype, call[1]
+    if new is None or new == old:
+        return "... -> ... ; pass 0"
+    # A sum of rounded terms: within floats the rounding is that of the new dtype; from float to int it is not linear.
+    # A term may be larger than the sum: the range must not shrink.
+    floats = is_inexact(old) and is_inexact(new) and not (old.is_complex and not new.is_complex)
+    floats = floats and torch.finfo(new).max >= 0.9 * torch.finfo(old).max
+    widens = not is_inexact(old) and torch.bool not in (old, new) and torch.promote_types(old, new) == new
+    if floats or widens:
+        return "... -> ... ; lin 0"
+    return "... -> ..."
+
+
+register_rules(dict.fromkeys(_COPIES.split(), "... -> ... ; pass 0"))
+register_rules(dict.fromkeys(_CONJUGATES.split(), "... -> ... ; lin 0"))
+register_rules({name: _written(passes) for name, passes in _UNTAGGED.items()})
+register_rules(
+    {
+        "aten._to_copy.default": _cast,
+        # What was in self is gone, but its placement stays.
+        "aten.copy_.default": "..., ... -> ... ; pass 0+1",
+        "aten.zero_.default": "... -> ... ; lin 0",
+        "aten.zeros_like.default": "... -> ... ; lin 0 ; drop 0",
+        "aten.copy.default": "..., ... -> ... ; pass 0+1",
+        "aten.view_as_real.default": "... -> ... c! ; lin 0",
+        "aten.view_as_complex.default": "... c! -> ... ; lin 0",
+    }
+)
+# What was there is not read: these are whole even where it is a Partial (the gradient of a loss begins so).
+register_rules(dict.fromkeys(_LIKE.split(), "... -> ... ; drop 0"))

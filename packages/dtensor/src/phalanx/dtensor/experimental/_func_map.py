@@ -1,0 +1,232 @@
+"""local_map: run a function of plain tensors on the local tensors of DTensors."""
+
+from collections.abc import Callable, Sequence
+from functools import partial, update_wrapper
+from math import prod
+from typing import Any, TypeAlias
+
+import torch
+
+import phalanx.collectives as pc
+from phalanx.dtensor._dtensor_spec import normalize_placements
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
+from phalanx.dtensor._redistribute.comm import wait_if_pending
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor._torch_compat import tree_flatten, tree_unflatten
+from phalanx.dtensor.placement_types import AnyPlacement, Placement, Shard, SizedShard, split_dim
+
+PlacementType: TypeAlias = Sequence[Placement] | None
+InputPlacements: TypeAlias = tuple[PlacementType, ...] | None
+OutputPlacements: TypeAlias = PlacementType | tuple[PlacementType, ...]
+
+
+def local_map(
+    func: Callable[..., Any] | None = None,
+    out_placements: OutputPlacements = None,
+    in_placements: InputPlacements = None,
+    in_grad_placements: InputPlacements = None,
+    device_mesh: Mesh | None = None,
+    *,
+    redistribute_inputs: bool = False,
+) -> Callable[..., Any]:
+    """A function of DTensors that runs `func` on their local tensors. Differentiable; collective where `func` is.
+
+    Args:
+        func: Called with the local tensors in the place of DTensors; left out, `local_map` gives a decorator.
+        out_placements: A list of placements for one output, a tuple of such lists for several, counted flat; None for
+            one that is no tensor, and for Replicate. Outputs are DTensors if an input was one. Where an input has
+            uneven shards, ranks tell each other the sizes of sharded outputs (a collective), and pieces that are no
+            chunks become a SizedShard; else all ranks must return as much. Where `func` returns what depends on
+            values, return a plain tensor and make the DTensor of it with `from_local(shape=...)` and a SizedShard.
+        in_placements: The placements that each positional input must have, counted flat through lists and dicts; None
+            for one that is no DTensor. Left out, they are taken as they are.
+        in_grad_placements: What the gradients of the ranks are together, for each input; by default the placements of
+            the input.
+        device_mesh: The mesh of the outputs; by default that of the first DTensor.
+        redistribute_inputs: Bring inputs of other placements to those wanted, instead of raising.
+
+    Returns:
+        The function; or a decorator, without `func`.
+
+    Raises:
+        ValueError: Inputs or outputs are not as many as their placements, or an input has other placements, or is on
+            another mesh than the first.
+        TypeError: Placements stand where there is no tensor, or the other way round, or `func` returned a DTensor.
+
+    Source: torch.distributed.tensor.experimental.local_map.
+    """
+    if func is None:
+        return partial(
+            local_map,
+            out_placements=out_placements,
+            in_placements=in_placements,
+            in_grad_placements=in_grad_placements,
+            device_mesh=device_mesh,
+            redistribute_inputs=redistribute_inputs,
+        )
+    name = getattr(func, "__name__", type(func).__name__)
+
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        flat, tree = tree_flatten(args)
+        for what, given in (("in_placements", in_placements), ("in_grad_placements", in_grad_placements)):
+            if given is not None and len(given) != len(flat):
+                raise ValueError(
+                    f"local_map: {what} has {len(given)} entries, and {name} is called with {len(flat)} positional "
+                    "inputs: write one entry for each, None for one that is no tensor"
+                )
+        mesh: Mesh | None = next((one.device_mesh for one in flat if isinstance(one, DTensor)), None)
+        if mesh is None:
+            return func(*args, **kwargs)
+        local = [
+            _input(
+                name,
+                index,
+                value,
+                mesh,
+                None if in_placements is None else (in_placements[index],),
+                None if in_grad_placements is None else (in_grad_placements[index],),
+                redistribute_inputs,
+            )
+            for index, value in enumerate(flat)
+        ]
+        result = func(*tree_unflatten(local, tree), **kwargs)
+        is_uneven = any(_is_uneven(one) for one in flat if isinstance(one, DTensor))
+        return _outputs(name, result, out_placements, mesh if device_mesh is None else device_mesh, is_uneven)
+
+    return update_wrapper(mapped, func)
+
+
+def _input(
+    name: str,
+    index: int,
+    value: Any,
+    mesh: Mesh,
+    wanted: tuple[PlacementType] | None,
+    grad: tuple[PlacementType] | None,
+    may_move: bool,
+) -> Any:
+    """The input that the function gets."""
+    if not isinstance(value, DTensor):
+        if not isinstance(value, torch.Tensor) and wanted is not None and wanted[0] is not None:
+            raise TypeError(
+                f"local_map: input {index} of {name} is {type(value).__name__}, no tensor, and has placements "
+                f"{list(wanted[0])}: write None"
+            )
+        return value
+    if mesh_id(value.device_mesh) != mesh_id(mesh):
+        raise ValueError(
+            f"local_map: input {index} of {name} is on mesh {describe(value.device_mesh)}, the first DTensor on "
+            f"{describe(mesh)}: bring them to one mesh with redistribute(mesh, placements)"
+        )
+    for what, given in (("in_placements", wanted), ("in_grad_placements", grad)):
+        if given is not None and given[0] is None:
+            raise TypeError(
+                f"local_map: input {index} of {name} is a DTensor, and its entry of {what} is None: write its "
+                f"placements, {list(value.placements)}"
+            )
+    if wanted is not None:
+        placements = normalize_placements(mesh, tuple(wanted[0] or ()), value.ndim)
+        if placements != value.placements:
+            if not may_move:
+                raise ValueError(
+                    f"local_map: input {index} of {name} has placements {list(value.placements)}, and in_placements "
+                    f"wants {list(placements)}: redistribute it, or write redistribute_inputs=True"
+                )
+            value = value.redistribute(placements=placements)
+    return wait_if_pending(value.to_local(grad_placements=None if grad is None else grad[0]))
+
+
+def _is_uneven(tensor: DTensor) -> bool:
+    """Whether ranks have shards of several sizes: the same answer on all ranks."""
+    spec = tensor._spec
+    dims = {split_dim(one) for one in spec.placements} - {None}
+    return any(isinstance(one, SizedShard) for one in spec.placements) or any(
+        spec.shape[dim] % prod(spec.mesh.shape[mesh_dim] for mesh_dim in spec.mesh_dims_of(dim))
+        for dim in dims
+        if dim is not None
+    )
+
+
+def _outputs(name: str, result: Any, given: OutputPlacements, mesh: Mesh, is_uneven: bool) -> Any:
+    """The outputs as DTensors."""
+    flat, tree = tree_flatten(result)
+    is_one = not isinstance(given, tuple) or (bool(given) and all(isinstance(one, Placement) for one in given))
+    each: tuple[Any, ...] = (given,) if is_one else tuple(given or ())
+    if len(each) != len(flat):
+        raise ValueError(
+            f"local_map: out_placements is for {len(each)} outputs, and {name} returned {len(flat)}: write a tuple "
+            "with one list of placements for each, None for one that is no tensor"
+        )
+    parts = enumerate(zip(flat, each, strict=True))
+    return tree_unflatten([_output(name, at, value, one, mesh, is_uneven) for at, (value, one) in parts], tree)
+
+
+def _output(name: str, index: int, value: Any, placements: PlacementType, mesh: Mesh, is_uneven: bool) -> Any:
+    if isinstance(value, DTensor):
+        raise TypeError(
+            f"local_map: output {index} of {name} is a DTensor; it must be a plain tensor: return its to_local()"
+        )
+    if not isinstance(value, torch.Tensor):
+        if placements is not None:
+            raise TypeError(
+                f"local_map: output {index} of {name} is {type(value).__name__}, no tensor, and has placements "
+                f"{list(placements)}: write None"
+            )
+        return value
+    local = wait_if_pending(value)
+    if placements is None:
+        return DTensor.from_local(local, mesh)
+    placed = normalize_placements(mesh, tuple(placements), local.ndim)
+    if not is_uneven or coordinate_of(mesh) is None:
+        return DTensor.from_local(local, mesh, placed)
+    placed, shape = global_from_shards(local, mesh, placed)
+    return DTensor.from_local(local, mesh, placed, shape=shape)
+
+
+def global_from_shards(
+    local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement]
+) -> tuple[Any, tuple[int, ...]]:
+    """Placements and shape of the tensor of which ranks have pieces of any sizes. Collective over the mesh.
+
+    Raises:
+        ValueError: Pieces do not make up one tensor that placements can describe; on every rank alike.
+    """
+    placed, shape = list(placements), list(local.shape)
+    cutting = [mesh_dim for mesh_dim, one in enumerate(placed) if isinstance(one, Shard) and mesh.shape[mesh_dim] > 1]
+    # Every rank sees the sizes of all, so that all come to one result.
+    table = torch.tensor(shape, device=local.device)
+    for mesh_dim in reversed(cutting):
+        rows = table.flatten().contiguous()
+        found = pc.wait_tensor(pc.all_gather_tensor(rows, 0, (mesh, mesh_dim)))  # type: ignore[arg-type]
+        table = found.view(mesh.shape[mesh_dim], *table.shape)
+    for dim in range(local.ndim):
+        own = [mesh_dim for mesh_dim in cutting if split_dim(placed[mesh_dim]) == dim]
+        sizes = table[..., dim]
+        for place, mesh_dim in reversed(list(enumerate(cutting))):
+            if mesh_dim not in own:  # ranks along it have other pieces of other dims, and as much of this one
+                _need_equal(sizes.movedim(place, 0), dim, mesh_dim, placed[mesh_dim])
+                sizes = sizes.select(place, 0)
+        for mesh_dim in reversed(own):  # the innermost cut first: what is left are sums of its pieces
+            rows = sizes.reshape(-1, mesh.shape[mesh_dim])
+            if not all(_is_chunked(row) for row in rows.tolist()):
+                _need_equal(rows, dim, mesh_dim, placed[mesh_dim])
+                placed[mesh_dim] = SizedShard(dim, rows[0].tolist())
+            sizes = sizes.sum(-1)
+        shape[dim] = int(sizes)
+    return tuple(placed), tuple(shape)
+
+
+def _is_chunked(sizes: list[int]) -> bool:
+    """Whether these are the sizes of torch.chunk."""
+    length = -(-sum(sizes) // len(sizes))
+    return sizes == [max(0, min(length, sum(sizes) - length * at)) for at in range(len(sizes))]
+
+
+def _need_equal(rows: torch.Tensor, dim: int, mesh_dim: int, placement: AnyPlacement) -> None:
+    """Refuse pieces that have other sizes in each row of the mesh."""
+    if bool((rows != rows[:1]).any()):
+        raise ValueError(
+            f"local_map: along mesh dim {mesh_dim} ({placement}) the rows of the mesh have pieces of sizes "
+            f"{rows.tolist()} of dim {dim}: a tensor has pieces of the same sizes in every row, so return as much in "
+            "each, or use a mesh of one dim for pieces of any sizes"
+        )

@@ -1,0 +1,211 @@
+"""register_sharding: a sharding rule for an op of the user's own, or in the place of one that is there."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from phalanx.dtensor import _custom_handlers, _dispatch
+from phalanx.dtensor._rules import registry
+from phalanx.dtensor._rules.constraints import Even
+from phalanx.dtensor._rules.engine import Strategy
+from phalanx.dtensor._rules.parser import parse
+from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleSpec, StrategyList
+from phalanx.dtensor._torch_compat import OpOverload
+from phalanx.dtensor.placement_types import AnyPlacement, Placement, Replicate, Shard, as_placement, on_dim, split_dim
+
+Op: TypeAlias = OpOverload
+Shardings: TypeAlias = Sequence[tuple[Sequence[Placement | None], Sequence[Placement | None]]]
+ShardingFunction: TypeAlias = Callable[..., Shardings | str]
+
+
+def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[ShardingFunction], ShardingFunction]:
+    """Say how an op may be sharded, as a text or with a function; it counts from the next call on. Not collective.
+
+    As a text, in the notation of `phalanx.dtensor._rules.parser`:
+
+        register_sharding(torch.ops.my.matmul.default, "m k, k n -> m n ; k:sum")
+
+    Uneven and empty shards are cut as the text says; meshes of several dims follow from it. Or with a function:
+
+        @register_sharding(torch.ops.my.softmax.default)
+        def shardings(x, dim):
+            whole = ([Replicate()], [Replicate(), None])
+            return [whole, *(([Shard(d)], [Shard(d), None]) for d in range(x.ndim) if d != dim % x.ndim)]
+
+    It gets the arguments of a call, tensors as objects with `shape`, `ndim` and `dtype`, and returns either a text, or
+    pairs (placements of the outputs, placements of the arguments), each a way to shard one mesh dim; None stands for an
+    argument that is no tensor. Only pairs that cut dims into equal parts are used, since the op may treat others in any
+    way; with whole tensors an op may always run.
+
+    Args:
+        op: An OpOverload, or several.
+        rule: The text; without one a decorator is returned.
+
+    Returns:
+        A decorator; after a text it is of no use.
+
+    Raises:
+        TypeError: `op` is no OpOverload.
+        RuleError: The text is malformed, with the column; or (a ValueError too) it is not for this op.
+        ValueError: The op is one that this package does itself (random, foreach); or, in a call, what the function
+            returned does not fit the op.
+
+    Source: torch.distributed.tensor.experimental.register_sharding; the text is this package's own.
+    """
+    ops = list(op) if isinstance(op, (list, tuple)) else [op]
+    for one in ops:
+        if not isinstance(one, OpOverload):
+            raise TypeError(
+                f"register_sharding: op must be an OpOverload, not {type(one).__name__}: write "
+                "torch.ops.library.name.default"
+            )
+        if _custom_handlers.find(one) is not None:
+            raise ValueError(f"register_sharding: {one} is done by this package itself, and takes no rule")
+
+    if rule is not None:
+        for one in ops:
+            _check(one, rule)
+        _put(ops, rule)
+
+    def decorator(function: ShardingFunction) -> ShardingFunction:
+        _put(ops, lambda call: _written(function, call))
+        return function
+
+    return decorator
+
+
+def _put(ops: Sequence[Op], entry: Any) -> None:
+    for one in ops:
+        registry.replace(str(one), entry)
+    _dispatch.forget_plans()
+
+
+# ---- as a text -------------------------------------------------------------------------------------------------------
+
+
+def _tensor_returns(op: Op) -> int | None:
+    """How many tensors an op returns; None if it depends on the call."""
+    types = [str(one.type) for one in op._schema.returns]
+    return None if any(one.startswith("List") for one in types) else sum("Tensor" in one for one in types)
+
+
+def _check(op: Op, text: str) -> None:
+    """Whether a rule is one, and for this op."""
+    rule = parse(text)
+    count, arguments = _tensor_returns(op), op._schema.arguments
+    if count is not None and count != len(rule.outputs):
+        raise ValueError(
+            f"register_sharding: the rule '{text}' has {len(rule.outputs)} tensors after '->', and {op} returns {count}"
+        )
+    kinds = [str(one.type) for one in arguments]
+    least = sum(kind == "Tensor" for kind in kinds)
+    most = (
+        None
+        if any(kind.startswith("List[") and "Tensor" in kind for kind in kinds)
+        else sum("Tensor" in kind for kind in kinds)
+    )
+    if len(rule.inputs) < least or (most is not None and len(rule.inputs) > most):
+        raise ValueError(
+            f"register_sharding: the rule '{text}' has {len(rule.inputs)} tensors before '->', and {op} takes "
+            f"{least if most == least else f'{least} or more'}: {op._schema}"
+        )
+    for word, number in (
+        *(("size", index) for index, _ in rule.size_args),
+        *(("count", index) for index, _ in rule.count_args),
+    ):
+        if number >= len(arguments):
+            raise ValueError(
+                f"register_sharding: '{word} {number}' in the rule '{text}': {op} has arguments 0 to "
+                f"{len(arguments) - 1}"
+            )
+
+
+# ---- with a function -------------------------------------------------------------------------------------------------
+
+
+def _written(function: ShardingFunction, call: Call) -> RuleSpec:
+    """What a function of the user says of a call."""
+    positional, named = _as_called(call)
+    found = function(*positional, **named)
+    if isinstance(found, str):
+        _check(call.op, found)
+        return found
+    sizes: dict[str, int] = {}
+    strategies: list[Strategy] = []
+    for index, one in enumerate(found):
+        strategies.append(_strategy(call, index, one, sizes))
+    count = len(strategies[0].outputs) if strategies else _tensor_returns(call.op) or 1
+    whole = Strategy((Replicate(),) * len(call.tensors), (Replicate(),) * count)
+    if whole not in strategies:
+        strategies.append(whole)
+    text = f"{', '.join('*' * len(call.tensors))} -> {', '.join('*' * count)}"
+    return StrategyList(text, tuple(strategies), sizes)
+
+
+def _as_called(call: Call) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments as torch passes them on: defaults at the end are left out."""
+    arguments = call.op._schema.arguments
+    positional = [value for value, one in zip(call.args, arguments, strict=True) if not one.kwarg_only]
+    defaults = [one for one in arguments if not one.kwarg_only]
+    while positional and defaults[len(positional) - 1].has_default_value():
+        if not _is_default(positional[-1], defaults[len(positional) - 1].default_value):
+            break
+        positional.pop()
+    named = {
+        one.name: value
+        for value, one in zip(call.args, arguments, strict=True)
+        if one.kwarg_only and not (one.has_default_value() and _is_default(value, one.default_value))
+    }
+    return positional, named
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return type(value) is type(default) and bool(value == default)
+
+
+def _strategy(call: Call, index: int, given: Any, sizes: dict[str, int]) -> Strategy:
+    """One pair of the list as a strategy."""
+    where = f"register_sharding: entry {index} of the list for {call.op}"
+    if not (isinstance(given, (tuple, list)) and len(given) == 2):
+        raise ValueError(f"{where} must be a pair (placements of outputs, placements of arguments), not {given!r}")
+    outputs, inputs = (list(one) for one in given)
+    count = _tensor_returns(call.op)
+    placed = [_placement(where, one) for one in outputs if one is not None]
+    if not placed or (count is not None and len(placed) != count):
+        raise ValueError(f"{where} has placements for {len(placed)} outputs, and the op returns {count} tensors")
+    flat = [one for value in call.args for one in (value if isinstance(value, list) else [value])]
+    wanted: list[AnyPlacement] = []
+    for number, value in enumerate(flat):
+        placement = inputs[number] if number < len(inputs) else None
+        if isinstance(value, ArgMeta):
+            if placement is None:
+                raise ValueError(f"{where}: argument {number} is a tensor, and has no placement: write Replicate()")
+            wanted.append(_on(where, number, _placement(where, placement), value))
+        elif placement is not None:
+            raise ValueError(f"{where}: argument {number} is no tensor, and has {placement!r}: write None")
+    if len(inputs) > len(flat):
+        raise ValueError(f"{where} has placements for {len(inputs)} arguments, and the call has {len(flat)}")
+    cut = tuple((at, one.dim) for at, one in enumerate(wanted) if isinstance(one, Shard))
+    if not cut:
+        return Strategy(tuple(wanted), tuple(placed))
+    # A factor of its own: the parts of one entry are nothing to those of another.
+    factor = f"entry{index}"
+    sizes[factor] = call.tensors[cut[0][0]].shape[cut[0][1]]
+    return Strategy(tuple(wanted), tuple(placed), factor, (Even(cut),))
+
+
+def _placement(where: str, given: Any) -> AnyPlacement:
+    if not isinstance(given, Placement):
+        raise ValueError(f"{where} has {given!r}, which is no placement: write Shard(dim), Replicate() or Partial()")
+    placement = as_placement(given)
+    if split_dim(placement) is not None and not isinstance(placement, Shard):
+        raise ValueError(f"{where} has {placement!r}: of the placements that cut, a rule knows Shard alone")
+    return placement
+
+
+def _on(where: str, number: int, placement: AnyPlacement, tensor: ArgMeta) -> AnyPlacement:
+    """The placement with a dim that the tensor has, counted from the front."""
+    if not isinstance(placement, Shard):
+        return placement
+    if not -tensor.ndim <= placement.dim < tensor.ndim:
+        raise ValueError(f"{where}: argument {number} has {tensor.ndim} dims, and {placement!r} cuts another")
+    return on_dim(placement, placement.dim % tensor.ndim)

@@ -1,0 +1,487 @@
+"""Parallel styles: modules by columns, by rows and on shards of the sequence, and placements of inputs and outputs.
+
+Semantics of torch.distributed.tensor.parallel of torch 2.13. What differs: modules that share an input share its
+conversion, and so the reduction of its gradient (see `_input_cache`).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from phalanx.dtensor._api import distribute_module, distribute_tensor
+from phalanx.dtensor._mesh import Mesh
+from phalanx.dtensor._tensor import DTensor
+from phalanx.dtensor.parallel._input_cache import Layouts, as_placed, convert, redistributed
+from phalanx.dtensor.placement_types import AnyPlacement, Placement, Replicate, Shard, as_placement
+
+__all__ = [
+    "ColwiseParallel",
+    "ParallelStyle",
+    "PrepareModuleInput",
+    "PrepareModuleInputOutput",
+    "PrepareModuleOutput",
+    "RowwiseParallel",
+    "SequenceParallel",
+]
+
+
+class ParallelStyle(ABC):
+    """How a module is spread over a mesh. Derive from it, and write `_apply`, for a style of your own.
+
+    Attributes:
+        src_data_rank: The rank of the mesh whose parameters count, or None: each rank's own. `parallelize_module` sets
+            it.
+    """
+
+    src_data_rank: int | None = 0
+
+    @abstractmethod
+    def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
+        """Change the module in place and return it. Collective over the mesh."""
+
+    def _spread(self, module: nn.Module, name: str, mesh: Mesh, placement: Placement) -> None:
+        """Make a parameter a DTensor, if the module has it."""
+        parameter = module._parameters.get(name)
+        if parameter is not None:
+            made = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=self.src_data_rank)
+            module.register_parameter(name, nn.Parameter(made, requires_grad=parameter.requires_grad))
+
+
+def first_input(style: object, module: nn.Module, inputs: tuple[Any, ...]) -> torch.Tensor:
+    """The tensor that a style converts: the first positional input."""
+    if not inputs or not isinstance(inputs[0], torch.Tensor):
+        seen = type(inputs[0]).__name__ if inputs else "no positional input"
+        raise ValueError(
+            f"{type(style).__name__}: the input of {module} must be a torch.Tensor or DTensor given by position, "
+            f"not {seen}: for others, and for keyword inputs, use PrepareModuleInput on the module around it"
+        )
+    return inputs[0]
+
+
+def layout_of(style: str, name: str, given: Placement | None, default: AnyPlacement) -> Layouts:
+    """The layouts that an argument of a style means: one placement, for a mesh of one dim."""
+    if given is None:
+        return (default,)
+    if not isinstance(given, Placement):
+        raise TypeError(f"{style}: {name} must be one placement, not {given!r}: write {name}=Shard(1)")
+    return (as_placement(given),)
+
+
+class _LinearStyle(ParallelStyle):
+    """What Colwise and Rowwise have in common."""
+
+    desired_input_layouts: Layouts
+
+    def __init__(self, input_layouts: Layouts, output_layouts: Layouts, use_local_output: bool) -> None:
+        self.input_layouts = input_layouts
+        self.output_layouts = output_layouts
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
+        if not isinstance(module, (nn.Linear, nn.Embedding)):
+            raise NotImplementedError(
+                f"{type(self).__name__} is for nn.Linear and nn.Embedding, not for {type(module).__name__}: name the "
+                "Linear modules within it in the plan, or derive a ParallelStyle of your own"
+            )
+        desired = self._desired(module)
+        # Nobody else needs a copy of what is not converted.
+        is_shared = self.input_layouts != desired or desired == (Replicate(),)
+
+        def prepare(called: nn.Module, inputs: Any, mesh: Mesh) -> DTensor:
+            given = first_input(self, called, inputs)
+            if is_shared:
+                return as_placed(given, mesh, self.input_layouts, desired, called)
+            return convert(given, mesh, self.input_layouts, desired)
+
+        def finish(called: nn.Module, output: Any, mesh: Mesh) -> torch.Tensor:
+            made = redistributed(output, self.output_layouts)
+            return made.to_local() if self.use_local_output else made
+
+        return distribute_module(module, device_mesh, self._partition, prepare, finish)
+
+    @abstractmethod
+    def _desired(self, module: nn.Module) -> Layouts:
+        """The placement of the input that the module works on."""
+
+    @abstractmethod
+    def _partition(self, name: str, module: nn.Module, mesh: Mesh) -> None:
+        """Make the module's parameters DTensors."""
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(input_layouts={self.input_layouts}, output_layouts={self.output_layouts}, "
+            f"use_local_output={self.use_local_output})"
+        )
+
+
+class ColwiseParallel(_LinearStyle):
+    """An nn.Linear whose output features, or an nn.Embedding whose embedding dim, are spread over the ranks.
+
+    Modules that get one input tensor one after the other (q, k, v) share its conversion: its gradient is reduced once.
+
+    Args:
+        input_layouts: The placement of the input, where it is a plain tensor; Replicate by default. It is brought to
+            Replicate (gathered, if Shard).
+        output_layouts: The placement of the output; sharded on the last dim by default.
+        use_local_output: Whether the output is the local tensor, and not the DTensor.
+
+    Raises:
+        TypeError: A layout is no placement.
+
+    Source: torch.distributed.tensor.parallel.ColwiseParallel.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        super().__init__(
+            layout_of("ColwiseParallel", "input_layouts", input_layouts, Replicate()),
+            layout_of("ColwiseParallel", "output_layouts", output_layouts, Shard(-1)),
+            use_local_output,
+        )
+        self.desired_input_layouts = (Replicate(),)
+
+    def _desired(self, module: nn.Module) -> Layouts:
+        return self.desired_input_layouts
+
+    def _partition(self, name: str, module: nn.Module, mesh: Mesh) -> None:
+        # y = x W^T: the rows of a Linear's weight are the columns of W^T.
+        dim = 1 if isinstance(module, nn.Embedding) else 0
+        for key in list(module._parameters):
+            self._spread(module, key, mesh, Shard(dim))
+
+
+class RowwiseParallel(_LinearStyle):
+    """An nn.Linear whose input features, or an nn.Embedding whose rows, are spread over the ranks.
+
+    The output is a sum of terms of all ranks: all-reduced for Replicate, reduce-scattered for Shard.
+
+    Args:
+        input_layouts: The placement of the input, where it is a plain tensor; sharded on the last dim by default.
+        output_layouts: The placement of the output; Replicate by default.
+        use_local_output: Whether the output is the local tensor, and not the DTensor.
+
+    Raises:
+        TypeError: A layout is no placement.
+
+    Source: torch.distributed.tensor.parallel.RowwiseParallel.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        super().__init__(
+            layout_of("RowwiseParallel", "input_layouts", input_layouts, Shard(-1)),
+            layout_of("RowwiseParallel", "output_layouts", output_layouts, Replicate()),
+            use_local_output,
+        )
+
+    def _desired(self, module: nn.Module) -> Layouts:
+        # The indices of an embedding are looked up in all rows: each rank answers for its own.
+        self.desired_input_layouts = (Replicate(),) if isinstance(module, nn.Embedding) else (Shard(-1),)
+        return self.desired_input_layouts
+
+    def _partition(self, name: str, module: nn.Module, mesh: Mesh) -> None:
+        if isinstance(module, nn.Embedding):
+            self._spread(module, "weight", mesh, Shard(0))
+            return
+        self._spread(module, "weight", mesh, Shard(1))
+        self._spread(module, "bias", mesh, Replicate())
+
+
+class SequenceParallel(ParallelStyle):
+    """A module that works on each element of the sequence alone (LayerNorm, RMSNorm, Dropout), on pieces of it.
+
+    Parameters are replicated as each rank has them: norms begin with ones and zeros. The gradient of a parameter is the
+    sum over the pieces, once somebody reads it.
+
+    Args:
+        sequence_dim: The dim of the sequence; a plain input is this rank's piece of it.
+        use_local_output: Whether the output is the local tensor, and not the DTensor.
+
+    Source: torch.distributed.tensor.parallel.SequenceParallel.
+    """
+
+    def __init__(self, *, sequence_dim: int = 1, use_local_output: bool = False) -> None:
+        self.sequence_sharding: Layouts = (Shard(sequence_dim),)
+        self.use_local_output = use_local_output
+
+    def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
+        def prepare(called: nn.Module, inputs: Any, mesh: Mesh) -> DTensor:
+            return convert(first_input(self, called, inputs), mesh, self.sequence_sharding, self.sequence_sharding)
+
+        def finish(called: nn.Module, output: Any, mesh: Mesh) -> Any:
+            return output.to_local() if self.use_local_output else output
+
+        return distribute_module(module, device_mesh, self._partition, prepare, finish)
+
+    def _partition(self, name: str, module: nn.Module, mesh: Mesh) -> None:
+        for key, parameter in list(module._parameters.items()):
+            if parameter is not None and not isinstance(parameter, DTensor):
+                made = DTensor.from_local(parameter.detach(), mesh, [Replicate()])
+                module.register_parameter(key, nn.Parameter(made, requires_grad=parameter.requires_grad))
+
+    def __repr__(self) -> str:
+        dim = self.sequence_sharding[0].dim  # type: ignore[union-attr]
+        return f"SequenceParallel(sequence_dim={dim}, use_local_output={self.use_local_output})"
+
+
+# ---- inputs and outputs of modules -----------------------------------------------------------------------------------
+
+Given: TypeAlias = Placement | Sequence[Placement | None]
+Entries: TypeAlias = tuple[AnyPlacement | None, ...]
+_Made: TypeAlias = list[tuple[torch.Tensor, tuple[AnyPlacement | None, ...], DTensor]]
+"""What was made of the inputs of one call so far: (input, its layouts, DTensor)."""
+
+
+def _entries(style: str, name: str, given: Given) -> Entries:
+    """One entry for each input or output, None where there is nothing to do."""
+    many = (given,) if isinstance(given, Placement) else tuple(given)
+    for one in many:
+        if one is not None and not isinstance(one, Placement):
+            raise TypeError(
+                f"{style}: {name} must be a placement, or one placement or None for each tensor, not {given!r}: "
+                f"write {name}=(Shard(0), None)"
+            )
+    return tuple(None if one is None else as_placement(one) for one in many)
+
+
+def _same_length(style: str, first: str, second: str, a: Any, b: Any) -> None:
+    if len(a) != len(b):
+        raise ValueError(
+            f"{style}: {first} and {second} must have the same length, one entry for each tensor: they have {len(a)} "
+            f"and {len(b)}"
+        )
+
+
+class PrepareModuleInput(ParallelStyle):
+    """Make DTensors of the inputs of a module, in the placements that it wants.
+
+    Args:
+        input_layouts: The placements of positional inputs that are plain tensors: one, or one for each input with None
+            where an input is to stay as it is. A DTensor stays in the placements that it has until it is brought to the
+            desired ones.
+        desired_input_layouts: The placements to bring them to; None keeps what they have.
+        input_kwarg_layouts: The same for keyword inputs, by name; what is not named stays as it is.
+        desired_input_kwarg_layouts: The same, by name.
+        use_local_output: Whether the module gets local tensors, and not DTensors.
+
+    Raises:
+        ValueError: Layouts and desired layouts are not as many, or the desired ones are missing.
+        TypeError: A layout is no placement.
+
+    Source: torch.distributed.tensor.parallel.PrepareModuleInput.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Given | None = None,
+        desired_input_layouts: Given | None = None,
+        input_kwarg_layouts: Mapping[str, Placement] | None = None,
+        desired_input_kwarg_layouts: Mapping[str, Placement] | None = None,
+        use_local_output: bool = False,
+    ) -> None:
+        who = type(self).__name__
+        self.input_layouts = None if input_layouts is None else _entries(who, "input_layouts", input_layouts)
+        self.desired_input_layouts: Entries | None = None
+        if desired_input_layouts is not None:
+            self.desired_input_layouts = _entries(who, "desired_input_layouts", desired_input_layouts)
+        self.use_local_output = use_local_output
+        if self.input_layouts is not None:
+            if self.desired_input_layouts is None:
+                raise ValueError(f"{who}: with input_layouts desired_input_layouts are needed")
+            _same_length(who, "input_layouts", "desired_input_layouts", self.input_layouts, self.desired_input_layouts)
+        self.with_kwargs = input_kwarg_layouts is not None
+        self.input_kwarg_layouts = _named(who, input_kwarg_layouts)
+        self.desired_input_kwarg_layouts = _named(who, desired_input_kwarg_layouts)
+        if self.with_kwargs:
+            names, wanted = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
+            _same_length(who, "input_kwarg_layouts", "desired_input_kwarg_layouts", names, wanted)
+
+    def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
+        if self.with_kwargs:
+
+            def prepare(called: nn.Module, inputs: Any, named: Any) -> Any:
+                made: _Made = []
+                return self._prepared(inputs, device_mesh, made), self._prepared_by_name(named, device_mesh, made)
+
+            module.register_forward_pre_hook(prepare, with_kwargs=True)
+        else:
+            module.register_forward_pre_hook(lambda called, inputs: self._prepared(inputs, device_mesh, []))
+        return module
+
+    def _prepared(self, inputs: Any, mesh: Mesh, made: _Made) -> Any:
+        if self.input_layouts is None or self.desired_input_layouts is None:
+            return inputs
+        given = inputs if isinstance(inputs, tuple) else (inputs,)
+        if len(given) != len(self.input_layouts):
+            raise ValueError(
+                f"{type(self).__name__}: input_layouts must have one entry for each positional input of the module: "
+                f"there are {len(self.input_layouts)} for {len(given)} inputs; write None for one to leave as it is"
+            )
+        parts = zip(given, self.input_layouts, self.desired_input_layouts, strict=True)
+        return tuple(self._one(index, *part, mesh, made) for index, part in enumerate(parts))
+
+    def _prepared_by_name(self, named: Mapping[str, Any], mesh: Mesh, made: _Made) -> dict[str, Any]:
+        return {
+            name: self._one(
+                name, value, self.input_kwarg_layouts.get(name), self.desired_input_kwarg_layouts.get(name), mesh, made
+            )
+            for name, value in named.items()
+        }
+
+    def _one(
+        self,
+        which: int | str,
+        value: Any,
+        given: AnyPlacement | None,
+        wanted: AnyPlacement | None,
+        mesh: Mesh,
+        done: _Made,
+    ) -> Any:
+        if given is None:
+            return value
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{type(self).__name__}: input {which!r} must be a tensor, not {type(value).__name__}: write None "
+                "in the place of its layout"
+            )
+        # Inputs of one call that are one tensor (the query, key and value of an attention) are converted once.
+        layouts = (given, wanted)
+        for one, how, known in () if torch.compiler.is_compiling() else done:
+            if one is value and how == layouts:
+                return known.to_local() if self.use_local_output else known
+        made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
+        if wanted is not None:
+            made = redistributed(made, (wanted,))
+        done.append((value, layouts, made))
+        return made.to_local() if self.use_local_output else made
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(input_layouts={self.input_layouts}, "
+            f"desired_input_layouts={self.desired_input_layouts}, input_kwarg_layouts={self.input_kwarg_layouts}, "
+            f"desired_input_kwarg_layouts={self.desired_input_kwarg_layouts}, use_local_output={self.use_local_output})"
+        )
+
+
+def _named(who: str, given: Mapping[str, Placement] | None) -> dict[str, AnyPlacement | None]:
+    return {name: _entries(who, f"the layout of {name!r}", (one,))[0] for name, one in (given or {}).items()}
+
+
+class PrepareModuleOutput(ParallelStyle):
+    """Bring the outputs of a module to the placements wanted.
+
+    Args:
+        output_layouts: The placements of outputs that are plain tensors: one, or one for each output with None where an
+            output is to stay as it is.
+        desired_output_layouts: The placements to bring them to.
+        use_local_output: Whether local tensors come out, and not DTensors.
+
+    Raises:
+        ValueError: Layouts and desired layouts are not as many.
+        TypeError: A layout is no placement.
+
+    Source: torch.distributed.tensor.parallel.PrepareModuleOutput.
+    """
+
+    def __init__(self, *, output_layouts: Given, desired_output_layouts: Given, use_local_output: bool = True) -> None:
+        who = type(self).__name__
+        self.output_layouts = _entries(who, "output_layouts", output_layouts)
+        self.desired_output_layouts = _entries(who, "desired_output_layouts", desired_output_layouts)
+        self.use_local_output = use_local_output
+        _same_length(who, "output_layouts", "desired_output_layouts", self.output_layouts, self.desired_output_layouts)
+
+    def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
+        module.register_forward_hook(lambda called, inputs, outputs: self._prepared(outputs, device_mesh))
+        return module
+
+    def _prepared(self, outputs: Any, mesh: Mesh) -> Any:
+        given = outputs if isinstance(outputs, tuple) else (outputs,)
+        if len(given) != len(self.output_layouts):
+            raise ValueError(
+                f"{type(self).__name__}: output_layouts must have one entry for each output of the module: there are "
+                f"{len(self.output_layouts)} for {len(given)} outputs; write None for one to leave as it is"
+            )
+        parts = zip(given, self.output_layouts, self.desired_output_layouts, strict=True)
+        done = tuple(self._one(index, *part, mesh) for index, part in enumerate(parts))
+        return done[0] if len(done) == 1 else done
+
+    def _one(self, which: int, value: Any, given: AnyPlacement | None, wanted: AnyPlacement | None, mesh: Mesh) -> Any:
+        if given is None:
+            return value
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{type(self).__name__}: output {which} must be a tensor, not {type(value).__name__}: write None "
+                "in the place of its layout"
+            )
+        made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
+        if wanted is not None:
+            made = redistributed(made, (wanted,))
+        return made.to_local() if self.use_local_output else made
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(output_layouts={self.output_layouts}, "
+            f"desired_output_layouts={self.desired_output_layouts}, use_local_output={self.use_local_output})"
+        )
+
+
+class PrepareModuleInputOutput(ParallelStyle):
+    """PrepareModuleInput and PrepareModuleOutput in one.
+
+    Args:
+        input_layouts, desired_input_layouts, input_kwarg_layouts, desired_input_kwarg_layouts: As for
+            PrepareModuleInput.
+        use_local_input: Whether the module gets local tensors, and not DTensors.
+        output_layouts, desired_output_layouts, use_local_output: As for PrepareModuleOutput.
+
+    Raises:
+        ValueError, TypeError: As for these.
+
+    Source: torch.distributed.tensor.parallel.PrepareModuleInputOutput.
+    """
+
+    def __init__(
+        self,
+        *,
+        input_layouts: Given | None = None,
+        desired_input_layouts: Given | None = None,
+        input_kwarg_layouts: Mapping[str, Placement] | None = None,
+        desired_input_kwarg_layouts: Mapping[str, Placement] | None = None,
+        use_local_input: bool = False,
+        output_layouts: Given,
+        desired_output_layouts: Given,
+        use_local_output: bool = True,
+    ) -> None:
+        self.prepare_module_input = PrepareModuleInput(
+            input_layouts=input_layouts,
+            desired_input_layouts=desired_input_layouts,
+            input_kwarg_layouts=input_kwarg_layouts,
+            desired_input_kwarg_layouts=desired_input_kwarg_layouts,
+            use_local_output=use_local_input,
+        )
+        self.prepare_module_output = PrepareModuleOutput(
+            output_layouts=output_layouts,
+            desired_output_layouts=desired_output_layouts,
+            use_local_output=use_local_output,
+        )
+
+    def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
+        self.prepare_module_input._apply(module, device_mesh)
+        return self.prepare_module_output._apply(module, device_mesh)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.prepare_module_input}, {self.prepare_module_output})"

@@ -1,0 +1,418 @@
+"""Placements: what one mesh dim does with a tensor. Pure data: nothing here looks at a mesh, a size or a tensor.
+
+    Shard(0)                      # dim 0 in chunks, as torch.chunk cuts it; the last ones may be short or empty
+    SizedShard(0, (3, 5))         # dim 0 in pieces of sizes that the user chose
+    StridedShard(0, 2)            # dim 0 cut in 2 first, and each of these over the mesh dim
+    Replicate()                   # the same on every rank
+    Partial("sum")                # each rank has a term; the value is their sum
+
+They are immutable, may be keys, and survive pickle and copy; equal ones are the same object, but for SizedShard. They
+derive from torch's placements: torch's APIs take them, Dynamo holds them as constants, and they are equal to torch's
+(`Shard(0) == torch.distributed.tensor.Shard(0)`, with the same hash). SizedShard has no counterpart in torch, and
+derives only from the common base, so that torch cannot take it for equal chunks.
+
+torch's module is not imported here, since it brings sympy. While nobody has imported it, the bases are stand-ins.
+
+Each has:
+
+- `is_shard(dim=None)`: a rank has one slice of a dim: Shard and SizedShard (a StridedShard is none, as in torch);
+- `is_replicate()`;
+- `is_partial(reduce_op=None)`.
+
+`split_dim` gives the dim that a placement of any kind splits.
+"""
+
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, SupportsIndex, TypeAlias, final
+
+from phalanx.dtensor import _torch_compat
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Partial as _Partial
+    from torch.distributed.tensor.placement_types import Placement as Placement
+    from torch.distributed.tensor.placement_types import Replicate as _Replicate
+    from torch.distributed.tensor.placement_types import Shard as _Shard
+
+    _Strided = Any
+else:
+    # torch's module brings sympy: `adopt_placements` replaces these bases when somebody imports it.
+    Placement = _torch_compat.Placement
+    _Shard, _Strided, _Replicate, _Partial = map(
+        _torch_compat.placement_base, ("Shard", "StridedShard", "Replicate", "Partial")
+    )
+
+__all__ = [
+    "AnyPlacement",
+    "AnyShard",
+    "Partial",
+    "Placement",
+    "Replicate",
+    "Shard",
+    "SizedShard",
+    "StridedShard",
+    "as_placement",
+    "as_torch_placement",
+]
+
+REDUCE_OPS: Final = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
+
+
+def _immutable(self: object, name: str, *value: object) -> NoReturn:
+    raise AttributeError(f"{self!r} cannot be changed ({name!r}): make a new placement")
+
+
+def _set(self: object, name: str, value: object) -> None:
+    # Past __setattr__, which refuses.
+    object.__setattr__(self, name, value)
+
+
+@final
+class Shard(_Shard):
+    """A dim of the tensor is cut into chunks over the mesh dim, as torch.chunk cuts it.
+
+    The chunks have ceil(size / ranks) elements; the last ones may have fewer, or none.
+
+    Args:
+        dim: The dim of the tensor; a negative one counts from the end and is made positive where the tensor is known.
+    """
+
+    __slots__ = ("_hash", "dim")
+    dim: int
+    _hash: int
+    _made: ClassVar[dict[int, "Shard"]] = {}
+
+    def __new__(cls, dim: SupportsIndex) -> "Shard":
+        dim = operator.index(dim)
+        made = cls._made.get(dim)
+        if made is None:
+            made = super().__new__(cls)
+            super().__init__(made, dim)
+            _set(made, "dim", dim)
+            _set(made, "_hash", hash(dim))
+            made = cls._made.setdefault(dim, made)
+        return made
+
+    def __init__(self, dim: SupportsIndex) -> None:
+        pass  # __new__ did it, once for each dim
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is Shard.__base__ and other.dim == self.dim)  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Shard(dim={self.dim})"
+
+    def __str__(self) -> str:
+        return f"S({self.dim})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Shard, (self.dim,)
+
+    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
+        return f"PhalanxShard({self.dim})", {"PhalanxShard": Shard}
+
+    __setattr__ = __delattr__ = _immutable
+
+
+@final
+class SizedShard(Placement):
+    """A dim of the tensor is cut into pieces of given sizes over the mesh dim.
+
+    Where several placements split one dim, the sizes are those of the piece that the earlier mesh dims leave; they must
+    add up to it on every rank.
+
+    Args:
+        dim: The dim of the tensor, as for Shard.
+        sizes: The size of the piece of each rank of the mesh dim, in order; 0 is allowed.
+
+    Raises:
+        ValueError: A size is negative, or there is none.
+    """
+
+    __slots__ = ("_hash", "dim", "sizes")
+    dim: int
+    sizes: tuple[int, ...]
+    _hash: int
+
+    def __init__(self, dim: SupportsIndex, sizes: Iterable[SupportsIndex]) -> None:
+        super().__init__()
+        whole = tuple(operator.index(size) for size in sizes)
+        if not whole or min(whole) < 0:
+            raise ValueError(
+                f"SizedShard: sizes must be one non-negative int for each rank of the mesh dim, not {whole}: "
+                "write SizedShard(0, (3, 5)) for 3 rows on the first of two ranks and 5 on the second"
+            )
+        _set(self, "dim", operator.index(dim))
+        _set(self, "sizes", whole)
+        _set(self, "_hash", hash((SizedShard, self.dim, whole)))
+
+    def is_shard(self, dim: int | None = None) -> bool:
+        return dim is None or dim == self.dim
+
+    def is_replicate(self) -> bool:
+        return False
+
+    def is_partial(self, reduce_op: str | None = None) -> bool:
+        return False
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is SizedShard and other.dim == self.dim and other.sizes == self.sizes)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"SizedShard(dim={self.dim}, sizes={self.sizes})"
+
+    def __str__(self) -> str:
+        return f"S({self.dim}, {list(self.sizes)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SizedShard, (self.dim, self.sizes)
+
+    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
+        return f"PhalanxSizedShard({self.dim}, {self.sizes})", {"PhalanxSizedShard": SizedShard}
+
+    __setattr__ = __delattr__ = _immutable
+
+
+@final
+class StridedShard(_Strided):  # type: ignore[misc]  # a private class of torch has no type here
+    """A dim of the tensor is cut into `split_factor` chunks, and each of these into chunks over the mesh dim.
+
+    A rank has its chunk of each of the first, one after the other. So `[StridedShard(0, n), Shard(0)]` is a dim that
+    the second mesh dim, of n ranks, shards before the first does (FSDP over tensor parallelism).
+
+    Args:
+        dim: The dim of the tensor, as for Shard.
+        split_factor: The number of first chunks, at least 1. With 1 it splits as Shard(dim), but is not equal to it.
+
+    Raises:
+        ValueError: split_factor is below 1.
+    """
+
+    __slots__ = ("_hash", "dim", "split_factor")
+    dim: int
+    split_factor: int
+    _hash: int
+    _made: ClassVar[dict[tuple[int, int], "StridedShard"]] = {}
+
+    def __new__(cls, dim: SupportsIndex, split_factor: SupportsIndex) -> "StridedShard":
+        key = operator.index(dim), operator.index(split_factor)
+        made = cls._made.get(key)
+        if made is None:
+            if key[1] < 1:
+                raise ValueError(f"StridedShard: split_factor must be at least 1, not {key[1]}")
+            made = super().__new__(cls)
+            super().__init__(made, key[0], split_factor=key[1])
+            _set(made, "dim", key[0])
+            _set(made, "split_factor", key[1])
+            _set(made, "_hash", hash(key))
+            made = cls._made.setdefault(key, made)
+        return made
+
+    def __init__(self, dim: SupportsIndex, split_factor: SupportsIndex) -> None:
+        pass  # __new__ did it, once for each pair
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        theirs: Any = other
+        return type(theirs) is StridedShard.__base__ and (theirs.dim, theirs.split_factor) == (
+            self.dim,
+            self.split_factor,
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"StridedShard(dim={self.dim}, split_factor={self.split_factor})"
+
+    def __str__(self) -> str:
+        return f"_S({self.dim}, {self.split_factor})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return StridedShard, (self.dim, self.split_factor)
+
+    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
+        return f"PhalanxStridedShard({self.dim}, {self.split_factor})", {"PhalanxStridedShard": StridedShard}
+
+    __setattr__ = __delattr__ = _immutable
+
+
+@final
+class Replicate(_Replicate):
+    """Every rank of the mesh dim has the same values."""
+
+    __slots__ = ()
+    _made: ClassVar[list["Replicate"]] = []
+
+    def __new__(cls) -> "Replicate":
+        if not cls._made:
+            made = super().__new__(cls)
+            super().__init__(made)
+            cls._made.append(made)
+        return cls._made[0]
+
+    def __init__(self) -> None:
+        pass  # __new__ did it, once
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or type(other) is Replicate.__base__
+
+    def __hash__(self) -> int:
+        return -1
+
+    def __repr__(self) -> str:
+        return "Replicate()"
+
+    def __str__(self) -> str:
+        return "R"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Replicate, ()
+
+    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
+        return "PhalanxReplicate()", {"PhalanxReplicate": Replicate}
+
+    __setattr__ = __delattr__ = _immutable
+
+
+@final
+class Partial(_Partial):
+    """Every rank of the mesh dim has a term of the value, which is their reduction.
+
+    Args:
+        reduce_op: "sum", "avg", "min", "max", "product", "band", "bor" or "bxor".
+
+    Raises:
+        ValueError: There is no such reduction.
+    """
+
+    __slots__ = ("_hash", "reduce_op")
+    reduce_op: str
+    _hash: int
+    _made: ClassVar[dict[str, "Partial"]] = {}
+
+    def __new__(cls, reduce_op: str | None = "sum") -> "Partial":
+        reduce_op = "sum" if reduce_op is None else reduce_op
+        made = cls._made.get(reduce_op)
+        if made is None:
+            if reduce_op not in REDUCE_OPS:
+                raise ValueError(f"Partial: there is no reduction {reduce_op!r}: write one of {', '.join(REDUCE_OPS)}")
+            made = super().__new__(cls)
+            super().__init__(made, reduce_op)
+            _set(made, "reduce_op", reduce_op)
+            _set(made, "_hash", 1 + hash(reduce_op))
+            made = cls._made.setdefault(reduce_op, made)
+        return made
+
+    def __init__(self, reduce_op: str | None = "sum") -> None:
+        pass  # __new__ did it, once for each reduction
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is Partial.__base__ and other.reduce_op == self.reduce_op)  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Partial({self.reduce_op!r})"
+
+    def __str__(self) -> str:
+        return f"P({self.reduce_op})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Partial, (self.reduce_op,)
+
+    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
+        return f"PhalanxPartial({self.reduce_op!r})", {"PhalanxPartial": Partial}
+
+    __setattr__ = __delattr__ = _immutable
+
+
+# The placements of this package, and those of them that split a dim: for type checkers, and for isinstance.
+AnyShard: TypeAlias = Shard | SizedShard | StridedShard
+AnyPlacement: TypeAlias = Shard | SizedShard | StridedShard | Replicate | Partial
+
+_SHARDS: Final = frozenset((Shard, SizedShard, StridedShard))
+_OURS: Final = frozenset((*_SHARDS, Replicate, Partial))
+
+
+def as_placement(placement: object) -> AnyPlacement:
+    """The placement of this package that a placement of this package or of torch stands for.
+
+    Raises:
+        RuntimeError: It is neither (an internal Partial of torch, for one, whose mask only torch knows).
+    """
+    kind = type(placement)
+    if kind in _OURS:
+        return placement  # type: ignore[return-value]
+    if kind is Shard.__base__:
+        return Shard(placement.dim)  # type: ignore[attr-defined]
+    if kind is Replicate.__base__:
+        return Replicate()
+    if kind is Partial.__base__:
+        return Partial(placement.reduce_op)  # type: ignore[attr-defined]
+    if kind is StridedShard.__base__:
+        return StridedShard(placement.dim, int(placement.split_factor))  # type: ignore[attr-defined]
+    raise RuntimeError(
+        f"unknown placement {placement!r} ({kind.__module__}.{kind.__qualname__}): write Shard(dim), Replicate(), "
+        "Partial(reduce_op), StridedShard(dim, split_factor) or SizedShard(dim, sizes)"
+    )
+
+
+def as_torch_placement(placement: object) -> Placement:
+    """The placement of torch that is equal to a placement of this package (or of torch: itself).
+
+    Raises:
+        ValueError: torch has none: a SizedShard.
+        RuntimeError: It is no placement.
+    """
+    ours = as_placement(placement)
+    if isinstance(ours, SizedShard):
+        raise ValueError(f"torch has no placement like {ours!r}: redistribute to Shard({ours.dim}) first")
+    theirs = _torch_compat.torch_placement(type(ours).__name__)
+    made: Placement
+    if isinstance(ours, Shard):
+        made = theirs(ours.dim)
+    elif isinstance(ours, StridedShard):
+        made = theirs(ours.dim, split_factor=ours.split_factor)
+    else:
+        made = theirs(ours.reduce_op) if isinstance(ours, Partial) else theirs()
+    return made
+
+
+def split_dim(placement: Placement) -> int | None:
+    """The dim of the tensor that a placement of this package splits, or None."""
+    return placement.dim if type(placement) in _SHARDS else None  # type: ignore[attr-defined]
+
+
+def on_dim(placement: AnyPlacement, dim: int) -> AnyPlacement:
+    """The same placement for another dim of the tensor; what splits none stays as it is."""
+    if isinstance(placement, Shard):
+        return Shard(dim)
+    if isinstance(placement, SizedShard):
+        return SizedShard(dim, placement.sizes)
+    if isinstance(placement, StridedShard):
+        return StridedShard(dim, placement.split_factor)
+    return placement
+
+
+_StridedShard = StridedShard  # as torch calls it
+
+_MEMBERS: Final = ("__eq__", "is_partial", "is_replicate", "is_shard")
+_torch_compat.adopt_placements(
+    (Shard, StridedShard, Replicate, Partial),
+    {
+        Shard: (*_MEMBERS, "dim"),
+        SizedShard: (*_MEMBERS, "dim", "sizes"),
+        StridedShard: (*_MEMBERS, "dim", "split_factor"),
+        Replicate: _MEMBERS,
+        Partial: (*_MEMBERS, "reduce_op"),
+    },
+)

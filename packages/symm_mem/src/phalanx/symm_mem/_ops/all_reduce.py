@@ -1,0 +1,276 @@
+"""all_reduce, reduce_scatter and sums of tiles of symmetric inputs, which the peers read in place."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from phalanx.core import Algo, InvalidArgumentError, UnsupportedError
+from phalanx.symm_mem._handle import SymmetricMemory
+from phalanx.symm_mem._ops._common import (
+    check_like,
+    core_dtype,
+    fake_last,
+    fake_none,
+    handle_of,
+    peer_views,
+    reduce_views,
+    reduction_of,
+    size_of,
+)
+
+
+def _reduce_into(
+    operation: str, symmetric: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor, algo: Algo
+) -> torch.Tensor:
+    op = reduction_of(operation, reduce_op)
+    check_like(operation, out, symmetric.shape, symmetric)
+    handle = handle_of(operation, symmetric, group_name)
+    target = out if out.is_contiguous() else out.new_empty(out.shape)
+    in_place = target.data_ptr() == symmetric.data_ptr()
+    handle.symm.all_reduce(
+        handle.offset,
+        None if in_place else target.data_ptr(),
+        symmetric.numel(),
+        core_dtype(symmetric),
+        op,
+        algo=algo,
+        stream=handle.stream(),
+    )
+    return out if target is out else out.copy_(target)
+
+
+def one_shot_all_reduce(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return _reduce_into("one_shot_all_reduce", tensor, reduce_op, group_name, out, Algo.ONE_SHOT)
+
+
+def one_shot_all_reduce_out(tensor: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> torch.Tensor:
+    return _reduce_into("one_shot_all_reduce_out", tensor, reduce_op, group_name, out, Algo.ONE_SHOT)
+
+
+def _copied(operation: str, symm_buffer: torch.Tensor, local_input: torch.Tensor) -> torch.Tensor:
+    """Copy the tensor into the buffer."""
+    if local_input.dtype != symm_buffer.dtype or local_input.numel() > symm_buffer.numel():
+        raise InvalidArgumentError(
+            f"{operation}: {local_input.numel()} elements of {local_input.dtype} do not fit into a symmetric buffer of "
+            f"{symm_buffer.numel()} of {symm_buffer.dtype}"
+        )
+    if not symm_buffer.is_contiguous():
+        raise InvalidArgumentError(f"{operation}: the symmetric buffer must be contiguous")
+    placed = symm_buffer.view(-1)[: local_input.numel()].view(local_input.shape)
+    placed.copy_(local_input)
+    return placed
+
+
+def one_shot_all_reduce_copy(
+    symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str
+) -> torch.Tensor:
+    out = torch.empty_like(local_input, memory_format=torch.contiguous_format)
+    return one_shot_all_reduce_copy_out(symm_buffer, local_input, reduce_op, group_name, out)
+
+
+def one_shot_all_reduce_copy_out(
+    symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
+) -> torch.Tensor:
+    operation = "one_shot_all_reduce_copy"
+    placed = _copied(operation, symm_buffer, local_input)
+    return _reduce_into(operation, placed, reduce_op, group_name, out, Algo.ONE_SHOT)
+
+
+def two_shot_all_reduce_(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    return _reduce_into("two_shot_all_reduce_", tensor, reduce_op, group_name, tensor, Algo.TWO_SHOT)
+
+
+def two_shot_all_reduce_out(
+    tensor: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor
+) -> torch.Tensor:
+    return _reduce_into("two_shot_all_reduce_out", tensor, reduce_op, group_name, output, Algo.TWO_SHOT)
+
+
+def _by_switch(handle: SymmetricMemory, reduce: Callable[[Algo], object]) -> None:
+    """Reduce with NVLink switches if possible; otherwise all ranks get the same error before anything begins."""
+    if handle.multicast_ptr:
+        try:
+            reduce(Algo.MULTIMEM)
+        except UnsupportedError:
+            pass
+        else:
+            return
+    reduce(Algo.AUTO)
+
+
+def multimem_all_reduce_(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    operation = "multimem_all_reduce_"
+    if tensor.is_cpu:
+        return _reduce_into(operation, tensor, reduce_op, group_name, tensor, Algo.AUTO)
+    handle = handle_of(operation, tensor, group_name)
+    _by_switch(handle, lambda algo: _reduce_into(operation, tensor, reduce_op, group_name, tensor, algo))
+    return tensor
+
+
+def multimem_one_shot_reduce_out(
+    tensor: torch.Tensor, reduce_op: str, root: int, group_name: str, out: torch.Tensor
+) -> torch.Tensor:
+    operation = "multimem_one_shot_reduce_out"
+    op = reduction_of(operation, reduce_op)
+    handle = handle_of(operation, tensor, group_name)
+    _check_root(operation, root, handle.world_size)
+    is_root = handle.rank == root
+    if is_root:
+        check_like(operation, out, tensor.shape, tensor)
+    target = out if out.is_contiguous() else out.new_empty(out.shape)
+    to, count, dtype = target.data_ptr() if is_root else None, tensor.numel(), core_dtype(tensor)
+    stream = handle.stream()
+    _by_switch(
+        handle, lambda algo: handle.symm.reduce(handle.offset, to, count, dtype, op, root, algo=algo, stream=stream)
+    )
+    return out.copy_(target) if is_root and target is not out else out
+
+
+def _check_root(operation: str, root: int, size: int) -> None:
+    if not 0 <= root < size:
+        raise InvalidArgumentError(f"{operation}: root is {root}; the group has the ranks 0 to {size - 1}")
+
+
+def reduce_scatter_out(
+    tensor: torch.Tensor, group_name: str, split_last_dim: bool, output: torch.Tensor
+) -> torch.Tensor:
+    operation = "reduce_scatter_out"
+    size, dim = size_of(group_name), tensor.dim() - 1 if split_last_dim else 0
+    if tensor.dim() == 0 or tensor.shape[dim] % size:
+        raise InvalidArgumentError(
+            f"{operation}: dim {max(dim, 0)} of {list(tensor.shape)} must be a multiple of the group size {size}"
+        )
+    shape = list(tensor.shape)
+    shape[dim] //= size
+    check_like(operation, output, shape, tensor)
+    handle = handle_of(operation, tensor, group_name)
+    if dim != 0:  # columns: not contiguous in the blocks
+        handle.barrier()
+        columns = [view.narrow(dim, handle.rank * shape[dim], shape[dim]) for view in peer_views(handle, tensor)]
+        output.copy_(reduce_views(columns, "sum"))
+        handle.barrier()  # peers have read this rank's
+        return output
+    target = output if output.is_contiguous() else output.new_empty(shape)
+    handle.symm.reduce_scatter(
+        handle.offset, target.data_ptr(), target.numel(), core_dtype(tensor), stream=handle.stream()
+    )
+    return output if target is output else output.copy_(target)
+
+
+def tile_reduce(
+    in_tile: torch.Tensor, out_tile: torch.Tensor, root: int, group_name: str, reduce_op: str = "sum"
+) -> None:
+    _reduce_tiles("tile_reduce", [in_tile], out_tile, [root], group_name, reduce_op)
+
+
+def multi_root_tile_reduce(
+    in_tiles: Sequence[torch.Tensor],
+    out_tile: torch.Tensor,
+    roots: Sequence[int],
+    group_name: str,
+    reduce_op: str = "sum",
+) -> None:
+    _reduce_tiles("multi_root_tile_reduce", in_tiles, out_tile, roots, group_name, reduce_op)
+
+
+def _reduce_tiles(
+    operation: str,
+    in_tiles: Sequence[torch.Tensor],
+    out_tile: torch.Tensor,
+    roots: Sequence[int],
+    group_name: str,
+    reduce_op: str,
+) -> None:
+    """Tile i is reduced over all ranks into `out_tile` of rank roots[i]."""
+    reduction_of(operation, reduce_op)
+    if len(in_tiles) != len(roots) or not in_tiles:
+        raise InvalidArgumentError(f"{operation}: {len(in_tiles)} tiles and {len(roots)} roots; one root for each tile")
+    if len(set(roots)) != len(roots):
+        raise InvalidArgumentError(f"{operation}: the roots {list(roots)} name a rank twice, which has one output")
+    size = size_of(group_name)
+    for root in roots:
+        _check_root(operation, root, size)
+    handles = [handle_of(operation, tile, group_name, contiguous=False) for tile in in_tiles]
+    mine = [i for i, root in enumerate(roots) if root == handles[0].rank]
+    for i in mine:
+        check_like(operation, out_tile, in_tiles[i].shape, in_tiles[i])
+    handles[0].barrier()
+    for i in mine:
+        out_tile.copy_(reduce_views(peer_views(handles[i], in_tiles[i]), reduce_op))
+    handles[0].barrier()  # peers have read this rank's
+
+
+# ---- fake kernels -----------------------------------------------------------------------------------
+
+
+def _new(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _new_of_second(
+    symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str
+) -> torch.Tensor:
+    return torch.empty_like(local_input, memory_format=torch.contiguous_format)
+
+
+def _first(tensor: torch.Tensor, *rest: object) -> torch.Tensor:
+    return tensor
+
+
+_GROUP = "str reduce_op, str group_name"
+_REDUCE = "multimem_one_shot_reduce_out(Tensor input, str reduce_op, int root, str group_name, Tensor(a!) out)"
+OPS = [
+    (f"one_shot_all_reduce(Tensor input, {_GROUP}) -> Tensor", one_shot_all_reduce, _new),
+    (
+        f"one_shot_all_reduce_out(Tensor input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
+        one_shot_all_reduce_out,
+        fake_last,
+    ),
+    (
+        f"one_shot_all_reduce_copy(Tensor symm_buffer, Tensor local_input, {_GROUP}) -> Tensor",
+        one_shot_all_reduce_copy,
+        _new_of_second,
+    ),
+    (
+        f"one_shot_all_reduce_copy_out(Tensor symm_buffer, Tensor local_input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
+        one_shot_all_reduce_copy_out,
+        fake_last,
+    ),
+    (f"two_shot_all_reduce_(Tensor(a!) input, {_GROUP}) -> Tensor(a!)", two_shot_all_reduce_, _first),
+    (
+        f"two_shot_all_reduce_out(Tensor(a!) input, {_GROUP}, Tensor(b!) output) -> Tensor(b!)",
+        two_shot_all_reduce_out,
+        fake_last,
+    ),
+    (f"multimem_all_reduce_(Tensor(a!) input, {_GROUP}) -> Tensor(a!)", multimem_all_reduce_, _first),
+    (f"multimem_one_shot_all_reduce(Tensor input, {_GROUP}) -> Tensor", one_shot_all_reduce, _new),
+    (
+        f"multimem_one_shot_all_reduce_out(Tensor input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
+        one_shot_all_reduce_out,
+        fake_last,
+    ),
+    (
+        f"{_REDUCE} -> Tensor(a!)",
+        multimem_one_shot_reduce_out,
+        fake_last,
+    ),
+    (
+        "reduce_scatter_out(Tensor(a!) input, str group_name, bool split_last_dim, Tensor(b!) output) -> Tensor(b!)",
+        reduce_scatter_out,
+        fake_last,
+    ),
+    (
+        'tile_reduce(Tensor in_tile, Tensor(a!) out_tile, int root, str group_name, str reduce_op="sum") -> ()',
+        tile_reduce,
+        fake_none,
+    ),
+    (
+        (
+            "multi_root_tile_reduce(Tensor[] in_tiles, Tensor(a!) out_tile, int[] roots, str group_name, "
+            'str reduce_op="sum") -> ()'
+        ),
+        multi_root_tile_reduce,
+        fake_none,
+    ),
+]

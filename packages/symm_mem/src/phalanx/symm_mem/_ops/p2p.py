@@ -1,0 +1,93 @@
+"""Plain all_gather and reduce_scatter, and the tensors of the other ranks."""
+
+import torch
+
+from phalanx.core import InvalidArgumentError
+from phalanx.symm_mem._allocation import is_symm_mem_tensor
+from phalanx.symm_mem._cuda import stream_kwargs
+from phalanx.symm_mem._ops._common import (
+    check_like,
+    core_dtype,
+    fake_last,
+    handle_of,
+    peer_views,
+    reduction_of,
+    size_of,
+)
+from phalanx.symm_mem._ops.unfused import gather_into
+from phalanx.symm_mem._process_group import resolve
+from phalanx.symm_mem._state import current
+
+
+def get_remote_tensors(x: torch.Tensor, group_name: str) -> list[torch.Tensor]:
+    return peer_views(handle_of("get_remote_tensors", x, group_name, contiguous=False), x)
+
+
+def _low_contention_all_gather(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
+    operation = "_low_contention_all_gather"
+    out = _gathered(tensor, group_name)
+    gather_into(operation, tensor.contiguous(), out, resolve(group_name))
+    return out
+
+
+def _gathered(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
+    rows = tensor.shape[0] if tensor.dim() else 1
+    return tensor.new_empty([size_of(group_name) * rows, *tensor.shape[1:]])
+
+
+def multimem_all_gather_out(tensor: torch.Tensor, group_name: str, out: torch.Tensor) -> torch.Tensor:
+    check_like("multimem_all_gather_out", out, _gathered(tensor, group_name).shape, tensor)
+    if out.is_cuda and out.is_contiguous():  # NVLink switches write it at once if it is symmetric as well
+        gather_into("multimem_all_gather_out", tensor.contiguous(), out, resolve(group_name))
+        return out
+    return out.copy_(_low_contention_all_gather(tensor, group_name))
+
+
+def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    operation = "_low_contention_reduce_scatter"
+    op = reduction_of(operation, reduce_op)
+    out = _scattered(tensor, reduce_op, group_name)
+    source = tensor.contiguous()
+    if is_symm_mem_tensor(source):
+        handle = handle_of(operation, source, group_name)
+        count, stream = out.numel(), handle.stream()
+        handle.symm.reduce_scatter(handle.offset, out.data_ptr(), count, core_dtype(source), op, stream=stream)
+    else:
+        group = resolve(group_name).initialize(current(), 0)
+        options = stream_kwargs(source)
+        group.reduce_scatter(source.data_ptr(), out.data_ptr(), out.numel(), core_dtype(source), op, **options)
+    return out
+
+
+def _scattered(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
+    size = size_of(group_name)
+    if tensor.dim() == 0 or tensor.shape[0] % size:
+        raise InvalidArgumentError(
+            f"_low_contention_reduce_scatter: dim 0 of {list(tensor.shape)} must be a multiple of the group size {size}"
+        )
+    return tensor.new_empty([tensor.shape[0] // size, *tensor.shape[1:]])
+
+
+# ---- fake kernels -----------------------------------------------------------------------------------
+
+
+def _remotes(x: torch.Tensor, group_name: str) -> list[torch.Tensor]:
+    return [
+        torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=x.device) for _ in range(size_of(group_name))
+    ]
+
+
+OPS = [
+    ("get_remote_tensors(Tensor x, str group_name) -> Tensor[]", get_remote_tensors, _remotes),
+    ("_low_contention_all_gather(Tensor tensor, str group_name) -> Tensor", _low_contention_all_gather, _gathered),
+    (
+        "multimem_all_gather_out(Tensor input, str group_name, Tensor(a!) out) -> Tensor(a!)",
+        multimem_all_gather_out,
+        fake_last,
+    ),
+    (
+        "_low_contention_reduce_scatter(Tensor tensor, str reduce_op, str group_name) -> Tensor",
+        _low_contention_reduce_scatter,
+        _scattered,
+    ),
+]
