@@ -71,7 +71,7 @@ def run(rank: int, world_size: int, folder: str) -> None:
 def main() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with tempfile.TemporaryDirectory() as folder:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("fork")  # each rank would import torch again otherwise
         ranks = [context.Process(target=run, args=(rank, 2, folder)) for rank in range(2)]
         for process in ranks:
             process.start()

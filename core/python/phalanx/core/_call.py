@@ -5,7 +5,7 @@ and a dtype (`Operand`), and `CallOptions` a phx_options. `call_async` makes the
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypedDict, cast
+from typing import Any, NamedTuple, Protocol, TypedDict
 from weakref import WeakKeyDictionary
 
 from phalanx.core._handle import UINT32_MAX, UINT64_MAX, Handle, c_integer, c_timeout
@@ -403,8 +403,9 @@ def c_options(options: CallOptions | MessageOptions, known: frozenset[str] = CAL
     result = ffi.new("phx_options *")
     result.struct_size = _SIZE
     result.scale = 1.0
+    named: Any = options
     stream, device = 0, None
-    for name, value in cast("dict[str, Any]", options).items():
+    for name, value in named.items():
         if name not in known:
             raise TypeError(f"unknown option {name!r}; expected {', '.join(sorted(known))}")
         if name == "timeout_ms":

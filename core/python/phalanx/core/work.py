@@ -104,8 +104,9 @@ class Work(Uncopied):
             self._handle.drop()
 
 
-# What a call gives that may block: a Work where it does not, else None. Any stands for the None, so that type checkers
-# ask no caller for a test (https://typing.python.org, "the Any trick").
+# The result of a call: a Work with `blocking=False`, else None. Any stands for the None, so that type checkers do not
+# ask for a test where a Work is used ("the Any trick" of typing.python.org). Overloads on `blocking` would repeat the
+# signatures of 25 methods twice.
 MaybeWork: TypeAlias = Work | Any
 
 
