@@ -51,6 +51,11 @@ def distribute_tensor(
         RuntimeError: A placement is unknown, there is no mesh, or the tensor is no leaf.
 
     Source: torch.distributed.tensor.distribute_tensor.
+
+    Example:
+        >>> x = distribute_tensor(torch.arange(4), mesh, [Shard(0)])  # over two ranks
+        >>> x.to_local()  # on the first
+        tensor([0, 1])
     """
     mesh = current_mesh("distribute_tensor") if device_mesh is None else _compile.real_mesh(device_mesh)
     if placements is None:
@@ -110,6 +115,11 @@ def distribute_module(
         RuntimeError: It was distributed before, or there is no mesh.
 
     Source: torch.distributed.tensor.distribute_module.
+
+    Example:
+        >>> linear = distribute_module(torch.nn.Linear(2, 2), mesh)
+        >>> linear.weight.placements
+        (Replicate(),)
     """
     mesh = current_mesh("distribute_module") if device_mesh is None else device_mesh
     if getattr(module, "_distribute_module_applied", False):

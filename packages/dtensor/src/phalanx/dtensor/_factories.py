@@ -87,6 +87,10 @@ def zeros(
         RuntimeError: There is no mesh.
 
     Source: torch.distributed.tensor.zeros.
+
+    Example:
+        >>> zeros(4, 3, device_mesh=mesh, placements=[Shard(0)]).to_local().shape  # over two ranks
+        torch.Size([2, 3])
     """
     spec = _spec("zeros", size, dtype, layout, device_mesh, placements)
     return _made(spec, requires_grad, torch.Tensor.zero_)
@@ -100,7 +104,12 @@ def ones(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """A DTensor of ones; everything else as for `zeros`. Not collective."""
+    """A DTensor of ones; everything else as for `zeros`. Not collective.
+
+    Example:
+        >>> ones(2, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+        tensor([1., 1.])
+    """
     spec = _spec("ones", size, dtype, layout, device_mesh, placements)
     return _made(spec, requires_grad, lambda local: local.fill_(1))
 
@@ -113,7 +122,12 @@ def empty(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """A DTensor of whatever is in memory, which differs between ranks; else as for `zeros`. Not collective."""
+    """A DTensor of whatever is in memory, which differs between ranks; else as for `zeros`. Not collective.
+
+    Example:
+        >>> empty(4, 3, device_mesh=mesh, placements=[Shard(1)]).shape
+        torch.Size([4, 3])
+    """
     spec = _spec("empty", size, dtype, layout, device_mesh, placements)
     return _made(spec, requires_grad, lambda local: None)
 
@@ -134,6 +148,10 @@ def full(
         size: The shape of the whole tensor.
         fill_value: The value; without a dtype it decides that, as for torch.full.
         requires_grad, dtype, layout, device_mesh, placements: As for `zeros`.
+
+    Example:
+        >>> full((2,), 7, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+        tensor([7, 7])
     """
     dtype = torch.full((), fill_value).dtype if dtype is None else dtype
     spec = _spec("full", size if isinstance(size, Sequence) else (size,), dtype, layout, device_mesh, placements)
@@ -159,6 +177,11 @@ def rand(
 
     The numbers do not depend on mesh and placements (see `phalanx.dtensor.random`). Collective only where it is the
     first random op on the mesh.
+
+    Example:
+        >>> x = rand(100, device_mesh=mesh, placements=[Shard(0)])
+        >>> bool((0 <= x.min().full_tensor()) and (x.max().full_tensor() < 1))
+        True
     """
     spec = _spec("rand", size, dtype, layout, device_mesh, placements)
     return _random(Distribution(Kind.UNIFORM, 0.0, 1.0), "rand", spec, requires_grad)
@@ -172,6 +195,11 @@ def randn(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """A DTensor of standard normal numbers; everything else as for `rand`."""
+    """A DTensor of standard normal numbers; everything else as for `rand`.
+
+    Example:
+        >>> randn(4, 3, device_mesh=mesh, placements=[Shard(0)]).to_local().shape  # over two ranks
+        torch.Size([2, 3])
+    """
     spec = _spec("randn", size, dtype, layout, device_mesh, placements)
     return _random(Distribution(Kind.NORMAL, 0.0, 1.0), "randn", spec, requires_grad)

@@ -36,6 +36,11 @@ def from_torch(tensor: "TorchDTensor") -> DTensor:
 
     Raises:
         TypeError: It is no DTensor of torch.
+
+    Example:
+        >>> theirs = torch.distributed.tensor.ones(4, device_mesh=mesh, placements=[Shard(0)])
+        >>> from_torch(theirs).placements
+        (Shard(dim=0),)
     """
     if not isinstance(tensor, torch_dtensor()):
         raise TypeError(
@@ -61,6 +66,11 @@ def to_torch(tensor: DTensor) -> "TorchDTensor":
     Raises:
         TypeError: It is no DTensor of this package.
         ValueError: torch has no such placement, or there are no ranks behind the mesh.
+
+    Example:
+        >>> theirs = to_torch(ones(4, device_mesh=mesh, placements=[Shard(0)]))
+        >>> isinstance(theirs, torch.distributed.tensor.DTensor)
+        True
     """
     if not isinstance(tensor, DTensor):
         raise TypeError(f"to_torch: a phalanx.dtensor.DTensor is needed, not {type(tensor).__name__}")

@@ -28,6 +28,13 @@ def strict(enabled: bool = True) -> Iterator[None]:
 
     Args:
         enabled: False turns it off within a `with strict():`.
+
+    Example:
+        >>> x = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        >>> with strict():
+        ...     x.cumsum(0)  # doctest: +IGNORE_EXCEPTION_DETAIL
+        Traceback (most recent call last):
+        StrictError: strict mode: aten.cumsum.default along a sharded dim would communicate by itself
     """
     before, _state.strict = _state.strict, enabled
     try:
@@ -59,6 +66,12 @@ def implicit_replication() -> Iterator[None]:
     """Within it, plain tensors among the arguments of ops count as replicated: every rank must have the same values.
 
     Not collective. Source: torch.distributed.tensor.experimental.implicit_replication.
+
+    Example:
+        >>> with implicit_replication():
+        ...     x = distribute_tensor(torch.ones(2), mesh) + torch.arange(2)
+        >>> x.full_tensor()
+        tensor([1., 2.])
     """
     _state.replicates += 1
     try:

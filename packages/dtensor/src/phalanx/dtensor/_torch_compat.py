@@ -465,10 +465,13 @@ def graph_tracer() -> Any:
 
 
 def keep_effect(op: Any) -> None:
-    """Say that an op has an effect: compilers neither drop, repeat nor merge it. Read in 2.11 and 2.13."""
-    from torch._higher_order_ops.effects import _EffectType, _register_effectful_op
+    """Say that an op has an effect: compilers neither drop, repeat nor merge it.
 
-    _register_effectful_op(op, _EffectType.ORDERED)
+    2.13 calls the enumeration EffectType and keeps _EffectType, its name in 2.11. Read in 2.11 and 2.13.
+    """
+    effects: Any = importlib.import_module("torch._higher_order_ops.effects")
+    kinds: Any = getattr(effects, "EffectType", None) or effects._EffectType
+    effects._register_effectful_op(op, kinds.ORDERED)
 
 
 class _Saved(dict[str, Any]):

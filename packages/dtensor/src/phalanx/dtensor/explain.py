@@ -124,6 +124,13 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
 
     Raises:
         Exception: Whatever fn raises.
+
+    Example:
+        >>> x = ones(4, 2, device_mesh=mesh, placements=[Shard(0)])
+        >>> print(explain(lambda: x * 2))
+        aten.mul.Tensor: float32[4, 2] (0: S(0)) -> float32[4, 2] (0: S(0))
+            rule '... -> ... ; lin 0'; nothing is sent
+        1 ops, no collective, 0 bytes; communication that ops needed takes about 0.0 us
     """
     watcher = _Watcher()
     with watcher:

@@ -349,6 +349,10 @@ def as_placement(placement: object) -> AnyPlacement:
 
     Raises:
         RuntimeError: It is neither (an internal Partial of torch, for one, whose mask only torch knows).
+
+    Example:
+        >>> as_placement(torch.distributed.tensor.Shard(0))
+        Shard(dim=0)
     """
     kind = type(placement)
     if kind in _OURS:
@@ -373,6 +377,10 @@ def as_torch_placement(placement: object) -> Placement:
     Raises:
         ValueError: torch has none: a SizedShard.
         RuntimeError: It is no placement.
+
+    Example:
+        >>> type(as_torch_placement(Shard(0))) is torch.distributed.tensor.Shard
+        True
     """
     ours = as_placement(placement)
     if isinstance(ours, SizedShard):

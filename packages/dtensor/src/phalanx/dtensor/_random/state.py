@@ -172,6 +172,10 @@ def is_rng_supported_mesh(device_mesh: Mesh) -> bool:
 
     Returns:
         True; numbers for other devices than the CPU and GPUs that the core can use are made on the CPU and copied.
+
+    Example:
+        >>> is_rng_supported_mesh(mesh)
+        True
     """
     return True
 
@@ -189,6 +193,13 @@ def manual_seed(seed: int, device_mesh: Mesh) -> None:
         RuntimeError: This rank is not part of the mesh.
 
     Source: torch.distributed.tensor._random.manual_seed, which does nothing for a CPU mesh.
+
+    Example:
+        >>> manual_seed(0, mesh)
+        >>> x = rand(4, device_mesh=mesh)
+        >>> manual_seed(0, mesh)
+        >>> torch.equal(x.full_tensor(), rand(4, device_mesh=mesh, placements=[Shard(0)]).full_tensor())
+        True
     """
     if coordinate_of(device_mesh) is None:
         raise RuntimeError(

@@ -60,6 +60,13 @@ def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -
         RuntimeError: The tensor has more than two dims.
 
     Source: torch.distributed.tensor.debug.visualize_sharding.
+
+    Example:
+        >>> visualize_sharding(ones(4, 2, device_mesh=mesh, placements=[Shard(0)]))
+                 Col 0-1
+        -------  -------
+        Row 0-1  cpu:0
+        Row 2-3  cpu:1
     """
     cells = _cells("visualize_sharding", dtensor)
     if cells and _is_first(dtensor._spec.mesh):
@@ -122,6 +129,9 @@ def draw_sharding(dtensor: Any, path: str | Path) -> None:
 
     Raises:
         RuntimeError: The tensor has more than two dims.
+
+    Example:
+        >>> draw_sharding(ones(4, 2, device_mesh=mesh, placements=[Shard(0)]), "weight.svg")
     """
     text = svg(dtensor)
     if _is_first(dtensor._spec.mesh):

@@ -85,6 +85,12 @@ def context_parallel(
         NotImplementedError: In an attention: a mask, dropout, or tensors that are not on the CPU.
 
     Source: torch.distributed.tensor.experimental.context_parallel.
+
+    Example:
+        >>> x = torch.arange(8.0).reshape(1, 8)
+        >>> with context_parallel(mesh, buffers=[x], buffer_seq_dims=[1]):  # over two ranks
+        ...     x.shape
+        torch.Size([1, 4])
     """
     if mesh.ndim != 1:
         raise ValueError(
@@ -415,6 +421,12 @@ def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_
         ValueError: `seq_dims` is not one dim for each buffer.
 
     Source: torch.distributed.tensor.experimental.context_parallel_unshard, without its load balancers.
+
+    Example:
+        >>> x = torch.arange(4.0)
+        >>> with context_parallel(mesh, buffers=[x], buffer_seq_dims=[0]):
+        ...     context_parallel_unshard(mesh, [x * 2], [0])
+        [tensor([0., 2., 4., 6.])]
     """
     if len(buffers) != len(seq_dims):
         raise ValueError(

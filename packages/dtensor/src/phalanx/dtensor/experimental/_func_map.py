@@ -54,6 +54,11 @@ def local_map(
         TypeError: Placements stand where there is no tensor, or the other way round, or `func` returned a DTensor.
 
     Source: torch.distributed.tensor.experimental.local_map.
+
+    Example:
+        >>> double = local_map(lambda x: x * 2, out_placements=[Shard(0)], in_placements=([Shard(0)],))
+        >>> double(distribute_tensor(torch.arange(4), mesh, [Shard(0)])).full_tensor()
+        tensor([0, 2, 4, 6])
     """
     if func is None:
         return partial(

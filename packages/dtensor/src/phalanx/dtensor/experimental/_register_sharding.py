@@ -50,6 +50,15 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
             returned does not fit the op.
 
     Source: torch.distributed.tensor.experimental.register_sharding; the text is this package's own.
+
+    Example:
+        >>> @torch.library.custom_op("example::triple", mutates_args=())
+        ... def triple(x: torch.Tensor) -> torch.Tensor:
+        ...     return x * 3
+        >>> fake = triple.register_fake(torch.empty_like)
+        >>> register = register_sharding(torch.ops.example.triple.default, "... -> ...")
+        >>> triple(distribute_tensor(torch.ones(4), mesh, [Shard(0)])).placements
+        (Shard(dim=0),)
     """
     ops = list(op) if isinstance(op, (list, tuple)) else [op]
     for one in ops:

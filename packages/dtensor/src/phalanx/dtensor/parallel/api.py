@@ -43,6 +43,12 @@ def parallelize_module(
         NotImplementedError: A style is not for a module that the plan gives it to.
 
     Source: torch.distributed.tensor.parallel.parallelize_module.
+
+    Example:
+        >>> mlp = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+        >>> mlp = parallelize_module(mlp, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        >>> mlp[0].weight.placements, mlp[2].weight.placements
+        ((Shard(dim=0),), (Shard(dim=1),))
     """
     mesh = current_mesh("parallelize_module") if device_mesh is None else device_mesh
     mesh_id(mesh)  # refuses what is no mesh

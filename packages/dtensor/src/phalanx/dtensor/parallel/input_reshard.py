@@ -35,6 +35,11 @@ def input_reshard(module: nn.Module, tp_device_mesh: Mesh, input_reshard_dim: in
 
     Source: torch.distributed.tensor.parallel.input_reshard.input_reshard, which shards every plain tensor that is
     saved, also those that differ between ranks.
+
+    Example:
+        >>> linear = parallelize_module(torch.nn.Linear(2, 4), mesh, ColwiseParallel())
+        >>> linear = input_reshard(linear, mesh, 0)  # over two ranks each saves half of the batch
+        >>> linear(torch.ones(2, 2, requires_grad=True)).sum().backward()
     """
     if input_reshard_dim is None:
         return module

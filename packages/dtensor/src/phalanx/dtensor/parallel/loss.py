@@ -25,6 +25,13 @@ def loss_parallel() -> Iterator[None]:
             loss.backward()
 
     Source: torch.distributed.tensor.parallel.loss_parallel.
+
+    Example:
+        >>> scores = distribute_tensor(torch.zeros(3, 4), mesh, [Shard(1)])
+        >>> with loss_parallel():
+        ...     loss = torch.nn.functional.cross_entropy(scores, torch.tensor([0, 1, 2]))
+        >>> loss.full_tensor()
+        tensor(1.3863)
     """
     with implicit_replication():
         yield
