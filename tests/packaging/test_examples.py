@@ -19,7 +19,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"
 def test_the_example_runs(example: Path) -> None:
     if not has_compiler():
         pytest.skip("needs a C++ compiler")
-    run(str(example))
+    run(native_folder(), str(example))
 
 
 @pytest.mark.parametrize(
@@ -28,13 +28,13 @@ def test_the_example_runs(example: Path) -> None:
 def test_a_program_with_every_package_runs(arguments: tuple[str, ...]) -> None:
     if arguments and not has_compiler():
         pytest.skip("needs a C++ compiler")
-    run(str(Path(__file__).with_name("user_program.py")), *arguments)  # the part mypy of .ci/run checks its types
+    run("", str(Path(__file__).with_name("user_program.py")), *arguments)  # the part mypy of .ci/run checks its types
 
 
-def run(*command: str) -> None:
+def run(native: str, *command: str) -> None:
     done = subprocess.run(
         [sys.executable, *command],
-        env={**os.environ, "PHALANX_NATIVE": native_folder()},
+        env={**os.environ, "PHALANX_NATIVE": native},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
