@@ -88,7 +88,7 @@ class Allowed:
         return float(self.table["barrier_once_ns"]) / 1000 + (count - 1) * self.barrier
 
     def move(self, kind: str, size: float) -> float:
-        """Microseconds to move that many bytes, interpolated as phalanx.core.bench does it."""
+        """Microseconds to move that many bytes, interpolated as phalanx.tools.bench does it."""
         times = {int(key): max(1.0, float(ns)) for key, ns in self.table["moves_ns"][kind].items()}
         sizes = sorted(times)
         if size <= sizes[0]:

@@ -33,7 +33,7 @@ mkdir -p "$out" "$scratch/tmp"
 export TMPDIR=$scratch/tmp # a target that ends with a finding leaves its files
 
 # -O1: traces can still be read. No target hands input to the vector kernels, which take half of the time of such a build.
-cmake -S "$here/.." -B "$build" -DPHX_FUZZ=ON -DPHX_VECTOR_KERNELS=OFF -DPHX_BUILD_TORCH=OFF -DPHX_BUILD_BENCH=OFF -DCMAKE_BUILD_TYPE=None \
+cmake -S "$here/.." -B "$build" -DPHX_FUZZ=ON -DPHX_VECTOR_KERNELS=OFF -DPHX_BUILD_TORCH=OFF -DCMAKE_BUILD_TYPE=None \
   -DCMAKE_CXX_FLAGS="-O1 -g1" -DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ >"$scratch/cmake.log" ||
   { cat "$scratch/cmake.log"; exit 1; }
 cmake --build "$build" -j "$(nproc)" --target "${targets[@]/#/fuzz_}"

@@ -20,7 +20,6 @@ MUST_HOLD = {
         "phalanx/core/cmake/phalanxConfigVersion.cmake",
         "phalanx/core/include/phalanx/phalanx.h",
         "phalanx/core/lib/libphalanx.so.0",
-        "phalanx/core/lib/libphalanx_bench.so",
         "phalanx/core/lib/libphalanx_torch.so",
         "phalanx/core/lib/pkgconfig/phalanx.pc",
         "phalanx/core/py.typed",
@@ -44,6 +43,11 @@ MUST_HOLD = {
         "phalanx/inductor_plugin/backend.py",
         "phalanx/inductor_plugin/py.typed",
     ],
+    "phalanx_tools": [
+        "phalanx/tools/__init__.py",
+        "phalanx/tools/bench/libphalanx_bench.so",
+        "phalanx/tools/py.typed",
+    ],
     "phalanx": [],
 }
 # Distributions that have a module outside the namespace.
@@ -55,7 +59,7 @@ def problems_of(wheel: Path) -> list[str]:
     if distribution not in MUST_HOLD:
         return ["not one of ours"]
     found = []
-    pure = distribution != "phalanx_core"
+    pure = distribution not in ("phalanx_core", "phalanx_tools")
     if (python, abi, platform == "any") != ("py3", "none", pure):
         found.append(f"tag {python}-{abi}-{platform}")
     with zipfile.ZipFile(wheel) as archive:

@@ -19,6 +19,7 @@ PROJECTS = {
     "phalanx-symm-mem": ROOT / "packages" / "symm_mem",
     "phalanx-dtensor": ROOT / "packages" / "dtensor",
     "phalanx-inductor-plugin": ROOT / "packages" / "inductor_plugin",
+    "phalanx-tools": ROOT / "tools",
 }
 # Only downwards: what each may name among its dependencies.
 BELOW = {
@@ -27,12 +28,14 @@ BELOW = {
     "phalanx-symm-mem": {"phalanx-core", "phalanx-collectives"},
     "phalanx-dtensor": {"phalanx-core", "phalanx-collectives"},
     "phalanx-inductor-plugin": {"phalanx-core", "phalanx-collectives"},
+    "phalanx-tools": {"phalanx-core", "phalanx-dtensor"},
     "phalanx": {
         "phalanx-core",
         "phalanx-collectives",
         "phalanx-symm-mem",
         "phalanx-dtensor",
         "phalanx-inductor-plugin",
+        "phalanx-tools",
     },
 }
 
@@ -42,12 +45,22 @@ def project(name: str) -> dict:
 
 
 def requirements(name: str) -> set[str]:
-    return {re.split(r"[<>=!~ ;\[]", text)[0] for text in project(name)["project"].get("dependencies", [])}
+    return names_of(project(name)["project"].get("dependencies", []))
+
+
+def names_of(texts: list[str]) -> set[str]:
+    return {re.split(r"[<>=!~ ;\[]", text)[0] for text in texts}
 
 
 @pytest.mark.parametrize("name", PROJECTS)
 def test_dependencies_point_down_only(name: str) -> None:
-    assert {other for other in requirements(name) if other.startswith("phalanx")} <= BELOW[name]
+    extras = project(name)["project"].get("optional-dependencies", {}).values()
+    wanted = requirements(name).union(*map(names_of, extras))
+    assert {other for other in wanted if other.startswith("phalanx")} <= BELOW[name]
+
+
+def test_what_users_install_does_not_bring_the_tools() -> None:
+    assert not [name for name in PROJECTS if "phalanx-tools" in requirements(name)]
 
 
 @pytest.mark.parametrize("name", PROJECTS)
@@ -96,7 +109,7 @@ def test_importing_core_loads_neither_torch_nor_the_library() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize("command", ["doctor", "demo"])
+@pytest.mark.parametrize("command", ["bench", "demo", "doctor", "verify"])
 def test_every_command_explains_itself(command: str) -> None:
     code = f"import sys; from phalanx.core._cli import main; sys.exit(main(['{command}', '--help']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

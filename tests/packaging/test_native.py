@@ -35,7 +35,7 @@ def tools() -> None:
 @pytest.mark.slow  # the part ctest of .ci/run builds and runs them too
 @pytest.mark.timeout(900)
 def test_the_tests_in_c_and_cpp_pass(tmp_path: Path) -> None:
-    run("cmake", "-S", str(ROOT), "-B", str(tmp_path), "-DPHX_BUILD_TORCH=OFF", "-DPHX_BUILD_BENCH=OFF")
+    run("cmake", "-S", str(ROOT), "-B", str(tmp_path), "-DPHX_BUILD_TORCH=OFF")
     run("cmake", "--build", str(tmp_path), "-j", JOBS)
     run("ctest", "--test-dir", str(tmp_path), "--output-on-failure", "--no-tests=error")
 

@@ -54,6 +54,17 @@ def test_the_help_lists_all_commands(commands, capsys):
     text = capsys.readouterr().out
     for name in ("bench", "doctor", "train", "tune", "version"):
         assert f"\n  {name} " in text
+    assert "needs phalanx-tools" in text
+
+
+@pytest.mark.parametrize("command", ["bench", "demo", "verify"])
+def test_a_command_of_phalanx_tools_says_what_to_install_where_that_is_missing(commands, capsys, command):
+    commands(FakePoint("train", None))
+    assert _cli.main([command, "--help"]) == 1
+    assert f"phalanx {command}: phalanx-tools is not installed. Install phalanx-tools" in capsys.readouterr().err
+    commands(FakePoint(command, lambda: len))
+    assert _cli.main([command, "--help"]) == 1  # the number of its arguments
+    assert capsys.readouterr().err == ""
 
 
 def test_without_a_command_the_help_is_shown(commands, capsys):

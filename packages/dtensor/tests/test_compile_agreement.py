@@ -1,11 +1,5 @@
 """Compiled functions on ranks whose shards differ: the same collectives on all, or an error on all."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
@@ -19,8 +13,6 @@ from phalanx.dtensor import DTensor, Partial, Replicate, Shard, distribute_tenso
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from ranks import run_ranks
 
-# A sample. docs/explanation/sharding.md says how to run the whole sweep, which takes an hour.
-SOME_OPS = "add,bmm,cat,einsum,gather,nn.functional.layer_norm,softmax"
 NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -269,38 +261,3 @@ def kernels_first(rank, size):
 @pytest.mark.slow
 def test_inductor_keeps_what_kernels_read_that_come_before_the_first_collective():
     run_ranks(kernels_first, 2, start_torch=True, timeout=280)
-
-
-# ---- a sample of the sweep -------------------------------------------------------------------------------------------
-
-
-def _sampled(mesh, names, backends, mark=pytest.mark.thorough):
-    return pytest.param(mesh, names, backends, marks=mark)
-
-
-@pytest.mark.parametrize(
-    ("mesh", "names", "backends"),
-    [
-        _sampled("2", "block low rank,block tied", "aot_eager,aot_eager:dynamic"),
-        _sampled("2x2", "block mlp,block llama", "aot_eager"),
-        _sampled("2x2", "block squeeze", "aot_eager:dynamic"),  # exchanges in its backward
-        _sampled("2", "block mlp", "phalanx", pytest.mark.slow),
-        # Zeros on one rank, an agreement next to an arena, a stride that only a gradient has.
-        _sampled("2", "matrix_exp,nn.functional.margin_ranking_loss,diag_embed", "phalanx:dynamic"),
-        _sampled("3", SOME_OPS, "aot_eager,aot_eager:dynamic"),
-    ],
-)
-def test_blocks_and_ops_are_right_when_compiled(mesh, names, backends, tmp_path):
-    if importlib.util.find_spec("expecttest") is None:
-        pytest.skip("torch's OpInfo database needs expecttest")
-    file = tmp_path / "sweep.json"
-    command = [sys.executable, "-m", "phalanx.dtensor.verify", "dtensor", "--mesh", mesh, "--names", names]
-    command += ["--samples", "1", "--placings", "2", "--compile", backends, "--json", str(file)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    records = json.loads(file.read_text())["meshes"][mesh]
-    for name, record in records.items():
-        found = [record["kinds"].get(backend, {}) for backend in backends.split(",")]
-        assert any(found), name
-        assert all(set(one) <= {"right", "fallback"} for one in found), (name, record["failures"])

@@ -11,6 +11,8 @@ from importlib.metadata import EntryPoint, entry_points
 Command = Callable[[list[str]], int]
 
 ENTRY_POINTS = "phalanx.commands"  # name -> callable(list of arguments) -> exit status
+# Commands of phalanx-tools, and what to install for each.
+_TOOLS = {"bench": "phalanx-tools", "demo": "phalanx-tools[demo]", "verify": "phalanx-tools[verify]"}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -44,7 +46,7 @@ def _run(argv: list[str] | None) -> int:
         description="Symmetric memory and collectives among the ranks of one host.",
         epilog="commands:\n" + _listing(plugins) + "\n\n`phalanx COMMAND --help` says more.",
     )
-    parser.add_argument("command", metavar="COMMAND", choices=sorted({*_BUILT_IN, *plugins}))
+    parser.add_argument("command", metavar="COMMAND", choices=sorted({*_BUILT_IN, *_TOOLS, *plugins}))
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the command")
     words = sys.argv[1:] if argv is None else argv
     if not words:
@@ -53,6 +55,14 @@ def _run(argv: list[str] | None) -> int:
     given = parser.parse_args(words)
     if given.command in _BUILT_IN:
         return _BUILT_IN[given.command][1](given.arguments)
+    if given.command not in plugins:
+        wanted = _TOOLS[given.command]
+        print(
+            f"phalanx {given.command}: phalanx-tools is not installed. Install {wanted}; "
+            f"from the sources of Phalanx: pip install './{wanted.removeprefix('phalanx-')}'",
+            file=sys.stderr,
+        )
+        return 1
     point = plugins[given.command]
     try:
         command: Command = point.load()
@@ -64,12 +74,6 @@ def _run(argv: list[str] | None) -> int:
         )
         return 1
     return command(given.arguments)
-
-
-def _bench(argv: list[str]) -> int:
-    from phalanx.core.bench import _main
-
-    return _main.main(argv)
 
 
 def _doctor(argv: list[str]) -> int:
@@ -108,7 +112,6 @@ def _version(argv: list[str]) -> int:
 
 # These win over entry points of the same name.
 _BUILT_IN: dict[str, tuple[str, Command]] = {
-    "bench": ("the collectives beside those of other libraries", _bench),
     "doctor": ("what this host offers, and what is wrong with it", _doctor),
     "trace": ("what flight recorders saw: who waits for whom", _trace),
     "tune": ("measure where one algorithm takes over from another", _tune),
@@ -120,8 +123,14 @@ def _listing(plugins: dict[str, EntryPoint]) -> str:
     lines = {name: text for name, (text, _) in _BUILT_IN.items()}
     for name, point in plugins.items():
         lines.setdefault(name, f"from {_origin(point)}")
+    for name in _TOOLS:
+        lines.setdefault(name, "needs phalanx-tools, which is not installed")
     return "\n".join(f"  {name:12}  {text}" for name, text in sorted(lines.items()))
 
 
 def _origin(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "an unknown distribution"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

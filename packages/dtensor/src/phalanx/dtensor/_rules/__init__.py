@@ -8,5 +8,5 @@
     registry.py           the table from op to rule
     tables.py             imports all files with rules, which fill the table
 
-`phalanx.dtensor.verify` checks every rule by brute force.
+`phalanx verify` checks every rule by brute force.
 """
