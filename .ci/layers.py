@@ -247,12 +247,13 @@ def imports(problems: list[str]) -> Arrows:
 
 
 def check(arrows: Arrows, layer: dict[str, str], rows: dict[str, str], picture: Path | None) -> list[str]:
-    """What is wrong with the layers. Draws them, where a path for a picture is given."""
+    """What is wrong with the layers. Draws them if nothing is, and a path for the picture is given."""
     if strays := [f"{file}: is in no layer; see {Path(__file__).name}" for file in arrows if layer[file] not in rows]:
         return strays
-    if picture:
+    problems = [*upward(arrows, layer, list(rows)), *circles(arrows)]
+    if picture and not problems:
         picture.write_text(draw(direct(arrows, layer), rows))
-    return [*upward(arrows, layer, list(rows)), *circles(arrows)]
+    return problems
 
 
 def main() -> int:
