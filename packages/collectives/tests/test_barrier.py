@@ -1,4 +1,4 @@
-"""The barrier as a function and as an op: eager, in graphs, on every road."""
+"""The barrier as a function and as an op: eager, in graphs, over every transport."""
 
 from functools import partial
 

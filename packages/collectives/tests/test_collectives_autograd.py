@@ -217,7 +217,7 @@ def saved_then_written(rank, size):
     group = dist.group.WORLD
     x = torch.ones(3, requires_grad=True)
     for write in (
-        lambda y: pc.all_reduce_(y, "sum", group),  # the first one meets the others, the second takes the fast road
+        lambda y: pc.all_reduce_(y, "sum", group),  # the first one meets the others, the second takes the fast path
         lambda y: pc.all_reduce_(y, "sum", group),
         lambda y: pc.broadcast_(y, 0, group),
     ):

@@ -185,7 +185,7 @@ def wrong_arguments(rank, size):
                 with pytest.raises(kind, match=re.escape(text)):
                     call()
     pc.enable_group(group)
-    for needs_gradient in (False, True):  # on the fast road, and with a gradient off it
+    for needs_gradient in (False, True):  # on the fast path, and with a gradient off it
         if rank == 0:
             for call, kind, text in wrong_calls(torch.ones(4, 3, requires_grad=needs_gradient), group):
                 with pytest.raises(kind) as caught:

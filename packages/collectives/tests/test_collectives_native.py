@@ -68,9 +68,9 @@ def test_what_holds_in_python_holds_for_what_is_compiled(built):  # F26
         "collectives_async",
         "collectives_autograd",
         "collectives_blocking",
-        "collectives_roads",
         "collectives_values",
-        "short_road",
+        "fast_path",
+        "transports",
     )
     files = [str(TESTS / f"test_{name}.py") for name in names]
     done = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), *files, native=built)

@@ -171,7 +171,7 @@ def beside_torch(rank, size):
     same(pc.all_to_all_single(x, None, None, group), reference.all_to_all_single(x, None, None, group).wait())
     whole = torch.complex(x, x + 1)
     same(pc.all_reduce(whole, "sum", group), reference.all_reduce(whole, "sum", group).wait())
-    lazy = whole.conj()  # a bit, not a copy: the fast road must not take it
+    lazy = whole.conj()  # a bit, not a copy: the fast path must not take it
     assert lazy.is_conj()
     same(pc.all_reduce(lazy, "sum", group), pc.wait_tensor(pc.all_reduce(whole, "sum", group)).conj().resolve_conj())
     same(

@@ -1,4 +1,4 @@
-"""Where the short road of eager mode is open, and what it does; run with and without what `phalanx build` compiles."""
+"""Which calls take the fast path of eager mode, and what they do; with and without what `phalanx build` compiles."""
 
 import gc
 

@@ -1,8 +1,6 @@
 """The private parts of torch that this package relies on are where they were."""
 
-import ast
 import inspect
-import pathlib
 
 import pytest
 import torch
@@ -16,27 +14,6 @@ from phalanx.dtensor import _torch_compat
 from phalanx.dtensor.placement_types import Shard, SizedShard
 
 MEND = "mend phalanx/dtensor/_torch_compat.py"
-
-
-def private_names_of_torch(path):
-    """What a file takes of torch that begins with an underscore; names of ops are no such."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
-            names = [*node.module.split("."), *(alias.name for alias in node.names)]
-            yield from (name for name in names if name.startswith("_"))
-        elif isinstance(node, ast.Attribute):
-            chain = ast.unparse(node).split(".")
-            if chain[0] == "torch" and chain[1] != "ops" and chain[-1].startswith("_") and chain[-1][1] != "_":
-                yield ".".join(chain)
-
-
-def test_no_other_file_takes_private_names_of_torch():
-    package = pathlib.Path(_torch_compat.__file__).parent
-    files = list(package.rglob("*.py"))
-    assert [file for file in files if file.name == "_torch_compat.py"] == [package / "_torch_compat.py"]
-    found = {file.name: list(private_names_of_torch(file)) for file in files if file.name != "_torch_compat.py"}
-    assert {name: names for name, names in found.items() if names} == {}
-    assert len(list(private_names_of_torch(package / "_torch_compat.py"))) > 30
 
 
 def test_placements_of_torch_are_what_they_were():

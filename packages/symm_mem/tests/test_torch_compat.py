@@ -1,12 +1,7 @@
 """The private parts of torch that this package relies on are where they were."""
 
-import inspect
-import re
-from pathlib import Path
-
 import torch.distributed as dist
 
-from phalanx import symm_mem
 from phalanx.symm_mem import _torch_compat
 from ranks import run_ranks
 
@@ -29,12 +24,3 @@ def finds_groups(rank, world_size):
 
 def test_groups_are_found_by_name_and_have_stores_of_their_own():
     run_ranks(finds_groups, 2, start_torch=True)
-
-
-def test_private_parts_of_torch_are_imported_in_one_file_only():
-    folder = Path(inspect.getfile(symm_mem)).parent
-    private = re.compile(
-        r"^\s*(from|import)\s+torch[\w.]*\.(_|distributed_c10d)|torch\._(?!base)|c10d\._", re.MULTILINE
-    )
-    found = {path.name for path in folder.rglob("*.py") if private.search(path.read_text(encoding="utf-8"))}
-    assert found <= {"_torch_compat.py"}

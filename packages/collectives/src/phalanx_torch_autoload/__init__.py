@@ -63,7 +63,7 @@ def register() -> None:
 def _create(options: Any, backend_options: Any) -> Any:
     """What torch calls for each new group."""
     try:
-        from phalanx.collectives.c10d import create
+        from phalanx.collectives._c10d._make import create
     except Exception as error:
         raise ImportError(
             f"backend '{NAME}': phalanx.collectives cannot be imported: {error}. It needs the distributions "

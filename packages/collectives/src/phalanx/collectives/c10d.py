@@ -21,8 +21,6 @@ What the core cannot serve on several hosts goes through torch's own backends: t
 rank has no UCX, those of the CPU through gloo, which a warning says.
 """
 
-import sys
-import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -30,7 +28,7 @@ import phalanx_torch_autoload
 import torch.distributed as dist
 
 from phalanx.collectives import _torch_compat
-from phalanx.collectives._c10d import BACKEND, _build, _make
+from phalanx.collectives._c10d import BACKEND, _build
 from phalanx.collectives._registry import connections
 from phalanx.core.timeouts import milliseconds
 
@@ -94,15 +92,3 @@ def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     if found is None:
         raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
     return found
-
-
-def create(options: Any, backend_options: Any) -> Any:
-    """What serves a new group; torch calls it through `phalanx_torch_autoload`."""
-    if "ignite.distributed" in sys.modules:
-        warnings.warn(
-            "ignite.distributed.auto_model does not wrap a model in DistributedDataParallel for the backend 'phalanx': "
-            "the ranks would train without synchronising. Wrap the model in DistributedDataParallel yourself",
-            stacklevel=2,
-        )
-    _torch_compat.give_tensors_as_they_are()
-    return _make.make(options, backend_options)

@@ -74,7 +74,7 @@ class GlooEngine(Engine):
             return lambda: dist.barrier()
         given, taken = tensors
         if request.variant == "functional":
-            functional = importlib.import_module("torch.distributed._functional_collectives")
+            functional = importlib.import_module("._torch_compat", __package__).functional_collectives
             return lambda: functional.wait_tensor(functional.all_reduce(given, "sum", dist.group.WORLD))
 
         def call() -> Any:

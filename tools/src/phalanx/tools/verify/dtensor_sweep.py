@@ -230,7 +230,7 @@ def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
         function: The function.
         backend: A backend, with `:dynamic` at its end for sizes that are symbols.
     """
-    torch._dynamo.reset()
+    torch.compiler.reset()
     name, _, dynamic = backend.partition(":")
 
     def called(*args: Any, **kwargs: Any) -> Any:

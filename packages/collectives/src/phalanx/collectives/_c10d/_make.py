@@ -1,5 +1,7 @@
 """Makes what serves a new process group of the backend."""
 
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,10 +19,11 @@ from phalanx.core import PhalanxError, UnsupportedError, WaitTimeoutError, World
 _hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
 
 
-def make(options: Any, nccl_options: Any) -> Any:
+def create(options: Any, nccl_options: Any) -> Any:
     """The backend of a new process group; or a whole process group, where torch has to serve a part of it.
 
-    Collective where nobody knows the hosts of the ranks, and where these are several.
+    Torch calls it through `phalanx_torch_autoload`. Collective where the hosts of the ranks are not known yet, and
+    where they are several.
 
     Args:
         options: Torch's description of the group. Without global ranks it is the default one.
@@ -34,6 +37,13 @@ def make(options: Any, nccl_options: Any) -> Any:
         DistBackendError: The backend cannot be had on a rank, or ranks did not come in time; the text says which.
         ValueError: The timeout is negative.
     """
+    if "ignite.distributed" in sys.modules:
+        warnings.warn(
+            "ignite.distributed.auto_model does not wrap a model in DistributedDataParallel for the backend 'phalanx': "
+            "the ranks would train without synchronising. Wrap the model in DistributedDataParallel yourself",
+            stacklevel=2,
+        )
+    _torch_compat.give_tensors_as_they_are()
     default = dist.group.WORLD
     # new_group gives the global ranks, and only the default group has none; but so has one that was made by hand, as by
     # frameworks that join processes of several default groups.

@@ -1,4 +1,5 @@
-// What the backend is besides the collectives of equal blocks and messages: its life, exchanges, barriers.
+// The rest of the backend: its lifetime, coalescing, sparse all_reduce and barriers. collectives.cpp and messages.cpp
+// have the other calls.
 #include "backend.h"
 
 #include <algorithm>
@@ -11,13 +12,13 @@ namespace {
 
 using c10d::OpType;
 
-// Coalesced works that are kept though they are complete.
+// Number of coalesced works that are kept although they are complete.
 constexpr size_t kMostPending = 64;
 
-// What an answer may take that was given in time.
+// How long an answer that was given in time may take to arrive.
 constexpr auto kDelay = std::chrono::seconds(2);
 
-// Several works as one.
+// The work of several works.
 class Batch final : public c10d::Work {
  public:
   explicit Batch(std::vector<C10dWork> works) : c10d::Work(-1, OpType::COALESCED), works_(std::move(works)) {}
@@ -88,7 +89,7 @@ Milliseconds Backend::limit(Milliseconds wish) const {
 uint64_t Backend::getSequenceNumberForGroup() { return sequence_.load(); }
 
 c10d::ErrorType Backend::getError() {
-  const auto group = engine_->met();
+  const auto group = engine_->group_if_met();
   phx_error_info info = PHX_ERROR_INFO_INIT;
   if (!group || core().group_get_error(group.get(), &info) != PHX_OK) return c10d::ErrorType::SUCCESS;
   if (info.status == PHX_ERR_TIMEOUT) return c10d::ErrorType::TIMEOUT;
@@ -113,7 +114,7 @@ C10dWork Backend::endCoalescing() {
   return c10::make_intrusive<Batch>(std::exchange(coalesced_, {}));
 }
 
-// If an exception kept torch from ending it, this goes on; so what is complete is not kept for ever.
+// An exception may keep torch from ending the coalescing, which then goes on; so complete works are dropped.
 void Backend::coalesce(const C10dWork &work) {
   if (coalesced_.size() >= kMostPending) {
     const auto complete = [](const C10dWork &each) { return each->isCompleted() && each->isSuccess(); };
@@ -145,7 +146,7 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, Issue call) {
     if (coalescing_) coalesce(work);
   } else {
     work->completed();
-    work->wait();  // raises what went wrong after it
+    work->wait();  // raises the error of a later call
   }
   return work;
 }
@@ -173,7 +174,7 @@ C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Dev
   return work;
 }
 
-// The core gives no number to what it refuses.
+// The core gives no number to a call that it refuses.
 void Backend::fail(const Plan &plan, phx_status status) {
   if (!plan.message && (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED)) --sequence_;
   throw_status(status, named(plan.title, core().last_error()));
@@ -188,11 +189,11 @@ C10dWork Backend::issue_coalesced(const Plan &plan, Buffers buffers, std::vector
   const auto block_bytes = [](const phx_call &call) { return bytes_of({call.dtype, call.count}); };
   const size_t size = size_;
   for (phx_call &reader : calls) {
-    if (reader.kind == PHX_CALL_ALL_REDUCE) continue;  // in place, and what is written shares no memory
+    if (reader.kind == PHX_CALL_ALL_REDUCE) continue;  // it is in place, and the tensors written share no memory
     const size_t in_bytes = block_bytes(reader) * (reader.kind == PHX_CALL_REDUCE_SCATTER ? size : 1);
     for (const phx_call &writer : calls) {
       const size_t out_bytes = block_bytes(writer) * (writer.kind == PHX_CALL_ALL_GATHER ? size : 1);
-      reader.in = apart(reader.in, in_bytes, writer.out, out_bytes, buffers);
+      reader.in = copy_if_overlapping(reader.in, in_bytes, writer.out, out_bytes, buffers);
     }
   }
   return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {
@@ -242,7 +243,7 @@ C10dWork Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vect
   Buffers buffers;
   buffers.outputs = {output};
   void *out = writable(output, buffers);
-  const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
+  const void *in = copy_if_overlapping(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
   const Plan plan{OpType::ALLTOALL_BASE, "phalanx:all_to_all_single", opts.timeout, opts.asyncOp};
   return issue(plan, std::move(buffers),
                [&, dtype = elements_of(input).dtype](auto *group, auto *options, auto **work) {
@@ -264,7 +265,7 @@ C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToA
       record([&] { return Comms{"all_to_all", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp}; });
   const List out = writable(outputs, written_, buffers);
   List in = readable(inputs, read_, buffers);
-  keep_apart(in, out, -1, buffers);
+  copy_overlapping(in, out, -1, buffers);
   const Plan plan{OpType::ALLTOALL, "phalanx:all_to_all", opts.timeout, opts.asyncOp};
   return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {
     if (!in.flat) return core().all_to_all_blocks(group, in.blocks.data(), out.blocks.data(), out.dtype, options, work);
@@ -273,7 +274,7 @@ C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToA
   });
 }
 
-// Each rank's indices and values, gathered and added up. It runs to its end at once.
+// Gathers the indices and values of each rank and adds them up. It is complete on return.
 C10dWork Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) {
   TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].is_sparse() && tensors[0].is_cpu(),
                     "all_reduce: one sparse COO tensor on the CPU is needed");
@@ -329,8 +330,8 @@ C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
   return issue({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, std::move(buffers), call);
 }
 
-// Through the store, so that the group is no worse for a rank that does not come. The errors have the phrases of
-// gloo's, which programs look for.
+// It goes through the store, so that the group stays usable when a rank does not come. The errors contain the phrases
+// of gloo's errors, which programs look for.
 void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_ranks) {
   const Milliseconds timeout = limit(opts.timeout);
   const auto name = [&](int rank) { return std::to_string(ranks_[rank]); };
@@ -343,7 +344,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_r
   try {
     all = "monitored_barrier/" + engine_->token(timeout, "phalanx:monitored_barrier") + "/";
   } catch (const c10::DistBackendError &error) {  // the ranks have not met
-    const std::string text = error.what_without_backtrace(), late = " still waits for rank(s) ";  // see _meeting.py
+    const std::string text = error.what_without_backtrace(), late = " still waits for rank(s) ";  // see _bootstrap.py
     const size_t from = text.find(late);
     if (from == std::string::npos) throw;
     if (rank_ != 0) C10_THROW_ERROR(DistBackendError, reached + text);
@@ -367,7 +368,7 @@ void Backend::monitoredBarrier(const c10d::BarrierOptions &opts, bool wait_all_r
                             (timeout.count() == timeout_ms_.load() ? "the group" : "this call") + "): ";
   store_->set(base + std::to_string(rank_), std::string("here"));
   if (rank_ != 0) {
-    // Rank 0 answers when it has waited as long as it may.
+    // Rank 0 answers when its timeout is over.
     std::string answer = about + "rank " + name(0) + " did not reach or end it";
     if (wait_for("0", deadline) && wait_for("answer", Clock::now() + timeout + kDelay))
       answer = store_->get_to_str(base + "answer");

@@ -27,7 +27,7 @@ using C10dWork = c10::intrusive_ptr<c10d::Work>;
 // put into one order by the core.
 class Backend : public c10d::Backend {
  public:
-  // `ranks`: the global ones, in order.
+  // `ranks`: the global ranks of the group, in order.
   Backend(int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::Store> store, Milliseconds timeout,
           std::shared_ptr<Engine> engine);
   ~Backend() override;
@@ -72,7 +72,7 @@ class Backend : public c10d::Backend {
   C10dWork recvAnysource(Tensors &tensors, int tag) override;
 
  protected:
-  // Whether the last call of this thread passed the checks of its arguments: from then on the core tells the others.
+  // Whether the last call of this thread passed the checks of its arguments. After that the core tells the other ranks.
   static inline thread_local bool core_was_called_ = false;
   Engine &engine() { return *engine_; }
   Milliseconds limit(Milliseconds wish) const;
@@ -87,20 +87,20 @@ class Backend : public c10d::Backend {
     bool message = false;
   };
   using Issue = c10::function_ref<phx_status(phx_group *, const phx_options *, phx_work **)>;
-  // Starts it, or runs it to its end if torch waits for it anyway.
+  // Starts the call, or runs it to its end if torch waits for it anyway.
   C10dWork issue(const Plan &plan, Buffers buffers, Issue call);
-  // On the current stream of that GPU; returns at once.
+  // Puts the call on the current stream of that GPU, and returns at once.
   C10dWork put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, Issue call);
-  [[noreturn]] void fail(const Plan &plan, phx_status status);  // what the core said of the call
+  [[noreturn]] void fail(const Plan &plan, phx_status status);  // throws the error of the core
   void coalesce(const C10dWork &work);
   C10dWork issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls);
   C10dWork message(c10d::OpType type, const char *title, Tensors &tensors, int peer, int tag);
-  // Messages of a GPU go on streams of their own, so that what is computed meanwhile does not wait for another rank:
-  // one for each rank and direction, and one for batches.
+  // Messages between GPUs go on side streams, so that kernels on the current stream do not wait for another rank: one
+  // stream for each peer and direction, and one for batches.
   C10dWork put_message(const WorkRef &work, const phx_message &message, const at::Device &device);
-  void send_posted();  // what was called for while it was coalescing, as one
-  void put_beside(const std::vector<WorkRef> &works, const at::Device &device, int road, Issue call);
-  // What profilers see of the call that follows, until this ends. `describe` makes its Comms, if one runs.
+  void send_posted();  // sends the messages that were collected while coalescing, as one call
+  void put_on_side_stream(const std::vector<WorkRef> &works, const at::Device &device, int stream_key, Issue call);
+  // Shows the following call to profilers, until the returned object ends. `describe` makes its Comms, if one runs.
   template <class Describe>
   Recording record(Describe describe) const {
     if (!is_recorded()) return {};
@@ -118,8 +118,8 @@ class Backend : public c10d::Backend {
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::shared_ptr<Engine> engine_;
   std::atomic<int64_t> timeout_ms_;
-  std::atomic<uint64_t> sequence_{0};  // of the last collective: the core's number of it on this channel
-  std::atomic<uint64_t> messages_{0};  // so many were called for
+  std::atomic<uint64_t> sequence_{0};  // the number that the core gave the last collective on this channel
+  std::atomic<uint64_t> messages_{0};  // number of messages so far
   std::atomic<uint64_t> monitored_{0};
   std::atomic<bool> coalescing_{false};
   std::vector<C10dWork> coalesced_;
@@ -130,8 +130,8 @@ class Backend : public c10d::Backend {
   };
   std::vector<Posted> posted_;
   Scratch read_, written_;
-  std::mutex beside_mutex_;
-  std::map<std::pair<int, int>, c10::Stream> beside_;  // by number of the GPU and road
+  std::mutex side_streams_mutex_;
+  std::map<std::pair<int, int>, c10::Stream> side_streams_;  // by GPU and stream key
 };
 
 }  // namespace phalanx

@@ -1,4 +1,4 @@
-// What becomes of a call whose arguments are wrong.
+// Calls with wrong arguments: the error on this rank, and the notice to the others.
 #include "checked.h"
 
 #include <algorithm>
@@ -23,7 +23,7 @@ C10dWork CheckedBackend::checked(const char *title, std::optional<Milliseconds> 
     if (core_was_called_) throw;
     const std::string text = error.what_without_backtrace();
     if (timeout) engine().refuse(text, limit(*timeout), title);
-    core_was_called_ = true;  // a collective that makes others has told once
+    core_was_called_ = true;  // a collective that is made of others has told the ranks once
     if (dynamic_cast<const c10::ValueError *>(&error) == nullptr) throw;
     throw InvalidArgument({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
   }

@@ -1,13 +1,14 @@
-// The backend as torch calls it: what becomes of a call whose arguments are wrong.
+// The backend that torch calls. It handles calls with wrong arguments.
 #pragma once
 
 #include "backend.h"
 
 namespace phalanx {
 
-// Wrong arguments are found before anything is sent. What is wrong on one rank may be right on another, which would
-// wait for this one; so the other ranks are told, as by the core when it refuses a call itself. Not of messages, which
-// no order joins to a call of another rank; nor of tensors of GPUs, whose kernels compare calls themselves.
+// Wrong arguments are found before anything is sent. Arguments may be wrong on one rank and right on another, which
+// would wait for this one; so the other ranks are told, as the core does when it refuses a call itself. They are not
+// told of messages, which belong to no call of another rank by their order, nor of calls with tensors of GPUs, whose
+// kernels compare the calls themselves.
 class CheckedBackend final : public Backend {
  public:
   using Backend::Backend;
@@ -35,7 +36,7 @@ class CheckedBackend final : public Backend {
   C10dWork recvAnysource(Tensors &tensors, int tag) override;
 
  private:
-  // Runs `call`. Raises InvalidArgument where it raises ValueError, and tells the others where `timeout` is given.
+  // Runs `call`. Raises InvalidArgument where it raises ValueError, and tells the other ranks if `timeout` is given.
   template <class Call>
   C10dWork checked(const char *title, std::optional<Milliseconds> timeout, Call call);
   // The same for a collective of these tensors.

@@ -9,7 +9,7 @@ namespace {
 
 using c10d::OpType;
 
-// What work of that kind is called: torch 2.11 has no name for it alone.
+// The type of such a work. Torch 2.11 has no type of its own for it.
 template <class Type>
 constexpr auto scattered(int) -> decltype(Type::REDUCE_SCATTER_TENSOR_COALESCED) {
   return Type::REDUCE_SCATTER_TENSOR_COALESCED;
@@ -39,7 +39,7 @@ void check_tensors(const Tensors &tensors, const at::Tensor &like, const char *w
   }
 }
 
-// Whether two pairs of an output and an input are the same.
+// Whether two pairs of output and input are the same.
 MayShare repeated(const Tensors &outputs, const Tensors &inputs) {
   return [&](size_t i, size_t j) { return same_view(outputs[i], outputs[j]) && same_view(inputs[i], inputs[j]); };
 }
@@ -82,7 +82,7 @@ C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoa
   });
   Buffers buffers;
   buffers.outputs = tensors;
-  // Wherever an element is found twice, its sum is the same.
+  // An element that is in two tensors has the same sum in both.
   buffers.staged = share_memory(tensors, [&](size_t i, size_t j) {
     const at::Tensor &a = tensors[i], &b = tensors[j];
     return a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
@@ -144,7 +144,7 @@ C10dWork Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::A
   buffers.outputs = list;
   const List out = writable(list, written_, buffers);
   List in = alone(input, readable(input, buffers));
-  keep_apart(in, out, rank_, buffers);
+  copy_overlapping(in, out, rank_, buffers);
   const auto call = [&](auto *group, auto *options, auto **work) {
     const void *from = in.blocks[0].data;
     if (!out.flat) return core().all_gather_blocks(group, from, out.blocks.data(), in.dtype, options, work);
@@ -167,7 +167,7 @@ C10dWork Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c
       record([&] { return Comms{"_allgather_base", inputs, outputs, input.numel(), output.numel(), opts.asyncOp}; });
   buffers.outputs = outputs;
   void *out = writable(output, buffers);
-  const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
+  const void *in = copy_if_overlapping(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
   const auto call = [&, elements = elements_of(input)](auto *group, auto *options, auto **work) {
     return core().all_gather(group, in, out, elements.count, elements.dtype, options, work);
   };
@@ -262,7 +262,7 @@ C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::Gath
                         " elements, and the input ", input.numel());
     buffers.outputs = outputs[0];
     out = writable(outputs[0], written_, buffers);
-    keep_apart(in, out, rank_, buffers);
+    copy_overlapping(in, out, rank_, buffers);
   } else {
     TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "gather: outputs on a rank that is not the root");
   }
@@ -295,7 +295,7 @@ C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::Sca
       TORCH_CHECK_VALUE(each.numel() == output.numel(), "scatter: an input has ", each.numel(),
                         " elements, and the output ", output.numel());
     in = readable(inputs[0], read_, buffers);
-    keep_apart(in, out, rank_, buffers);
+    copy_overlapping(in, out, rank_, buffers);
   } else {
     TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "scatter: inputs on a rank that is not the root");
   }
@@ -324,7 +324,7 @@ C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c1
   buffers.outputs = outputs;
   const List out = alone(output, writable(output, buffers));
   List in = readable(list, read_, buffers);
-  keep_apart(in, out, rank_, buffers);
+  copy_overlapping(in, out, rank_, buffers);
   const auto call = [&](auto *group, auto *options, auto **work) {
     void *const to = out.start();
     if (!in.flat) return core().reduce_scatter_blocks(group, in.blocks.data(), to, dtype, reduction.op, options, work);
@@ -350,7 +350,7 @@ C10dWork Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input, co
   Buffers buffers;
   buffers.outputs = {output};
   void *out = writable(output, buffers);
-  const void *in = apart(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
+  const void *in = copy_if_overlapping(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
   const auto call = [&, n = static_cast<size_t>(output.numel())](auto *group, auto *options, auto **work) {
     return core().reduce_scatter(group, in, out, n, dtype, reduction.op, options, work);
   };

@@ -54,8 +54,8 @@ struct Core {
 #undef X
 };
 
-// From their addresses by name, such as "phx_all_reduce". Throws c10::Error when one is missing, or the library was
-// built from another header.
+// Makes the table from addresses by name, such as "phx_all_reduce". Throws c10::Error if an address is missing, or if
+// the library was built from another header.
 Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses);
 
 }  // namespace phalanx

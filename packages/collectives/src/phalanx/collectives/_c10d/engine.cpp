@@ -15,30 +15,30 @@
 namespace phalanx {
 namespace {
 
-constexpr auto kTelling = Milliseconds(10000);    // what a refused call waits for ranks that have not met
-constexpr auto kDrain = std::chrono::seconds(5);  // what close waits for peers
-// Between looks at what is under way. Long enough to leave the core to the ranks that are waited for.
+constexpr auto kRefusalWait = Milliseconds(10000);  // how long a refused call waits for ranks that have not met
+constexpr auto kDrain = std::chrono::seconds(5);    // how long `close` waits for peers
+// Between polls of the works under way. Long enough to leave the CPU core to the ranks that are waited for.
 constexpr auto kShortestPause = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::microseconds(200);
 constexpr int kYields = 500;                           // before the first pause
-constexpr auto kMoved = std::chrono::microseconds(4);  // a look that took longer has moved data
-constexpr size_t kSwept = 8;                           // works that a call looks at, in turn
-constexpr int kIdleThreads = 2;                        // more end when they have nothing to do
+constexpr auto kMoved = std::chrono::microseconds(4);  // a poll that took longer has moved data
+constexpr size_t kSwept = 8;                           // works that a call polls, in turn
+constexpr int kIdleThreads = 2;                        // further idle threads end
 
 // Completes the future of a work that is over.
 void run_callbacks(Work &work) {
   try {
     work.poll(true);
-  } catch (const std::exception &error) {  // a callback in C++ has thrown, and nobody else is there to take it
+  } catch (const std::exception &error) {  // a callback in C++ has thrown, and no caller can catch it
     TORCH_WARN("phalanx: a callback of a future raised: ", error.what());
   }
 }
 
-// How many forks lie between this process and the one that loaded this module.
+// Number of forks between the process that loaded this module and this one.
 std::atomic<uint32_t> forks{0};
 const int forks_are_counted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
 
-// Signals are for the threads of the application: a thread that is started meanwhile takes none.
+// Signals are for the threads of the application: a thread that is started while this lives handles none.
 class SignalsBlocked {
  public:
   SignalsBlocked() {
@@ -94,7 +94,7 @@ Engine::~Engine() {
   for (std::thread &thread : ended_) thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
 }
 
-Engine::GroupRef Engine::met() const {
+Engine::GroupRef Engine::group_if_met() const {
   if (is_inherited()) return nullptr;
   const std::lock_guard<std::mutex> guard(lock_);
   return group_;
@@ -110,8 +110,8 @@ Hooks::Connection Engine::connect(Milliseconds timeout, const char *title) const
 
 Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
   refuse_fork(title);
-  if (GroupRef found = met()) return found;
-  const std::lock_guard<std::mutex> turn(meeting_);
+  if (GroupRef found = group_if_met()) return found;
+  const std::lock_guard<std::mutex> turn(bootstrap_mutex_);
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (group_) return group_;
@@ -126,7 +126,8 @@ Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
       group_ = GroupRef(core_.group_retain(made.group), core_.group_release);
       if (timeout_.count() > 0) core_.group_set_timeout(group_.get(), timeout_.count());
       token_ = made.token;
-      for (const std::string &why : std::exchange(untold_, {})) core_.group_refuse(group_.get(), kChannel, why.c_str());
+      for (const std::string &why : std::exchange(pending_refusals_, {}))
+        core_.group_refuse(group_.get(), kChannel, why.c_str());
       return group_;
     }
   }
@@ -141,15 +142,15 @@ void Engine::refuse(const std::string &why, Milliseconds timeout, const char *ti
     const std::lock_guard<std::mutex> guard(lock_);
     if (closed_) return;
     group = group_;
-    if (!group) untold_.push_back(why);
+    if (!group) pending_refusals_.push_back(why);
   }
   if (group) {
     core_.group_refuse(group.get(), kChannel, why.c_str());
     return;
   }
   try {
-    this->group(std::min(timeout, kTelling), title);
-  } catch (const c10::Error &) {  // the caller raises what was wrong with the call
+    this->group(std::min(timeout, kRefusalWait), title);
+  } catch (const c10::Error &) {  // the caller raises the error of the call
   }
 }
 
@@ -203,7 +204,7 @@ void Engine::watch(const WorkRef &work) {
   ensure_looked_at();
 }
 
-// With the lock held: if nobody looks at the watched works, an idle thread does from now on, or a new one.
+// The caller holds the lock. If no thread polls the watched works, an idle or a new thread does so from now on.
 void Engine::ensure_looked_at() {
   if (looking_ || called_ || stop_ || watched_.empty()) return;
   called_ = true;
@@ -212,10 +213,10 @@ void Engine::ensure_looked_at() {
   std::thread begun([self = shared_from_this()] { self->run_thread(); });
   const std::thread::id id = begun.get_id();
   threads_.emplace(id, std::move(begun));
-  for (std::thread &thread : std::exchange(ended_, {})) thread.join();  // they hold no lock any more
+  for (std::thread &thread : std::exchange(ended_, {})) thread.join();  // they hold no lock any longer
 }
 
-// The thread that finds a work complete lets another one look at the rest before it completes the future, because that
+// The thread that finds a complete work lets another thread poll the rest before it completes the future, because that
 // runs the callbacks of the user.
 void Engine::run_thread() {
   c10::setThreadName("phalanx_futures");
@@ -244,9 +245,9 @@ void Engine::run_thread() {
   threads_.erase(self);
 }
 
-// Looks at the works with futures, and moves them on, until one of them is complete. It waits for none of them: a wait
-// would keep other threads from starting collectives, and a message may need another one first. Returns null when this
-// was stopped, or nothing is watched any more. `guard` holds the lock, which is let go of meanwhile.
+// Polls the works with futures, which also advances them, until one of them is complete. It waits for none of them: a
+// wait would keep other threads from starting collectives, and a message may depend on another one. Returns null if the
+// engine was stopped, or if no work is watched. `guard` holds the lock, which is released during a poll.
 WorkRef Engine::look_for_complete(std::unique_lock<std::mutex> &guard) {
   std::vector<WorkRef> looked_at;
   int looks = 0;
@@ -260,7 +261,7 @@ WorkRef Engine::look_for_complete(std::unique_lock<std::mutex> &guard) {
       complete = work;
       break;
     }
-    // A large operation takes many looks, and the peers wait for each: no pause while it moves.
+    // A large operation takes many polls, and the peers wait for each: there is no pause while data moves.
     const bool moved = Clock::now() - began > kMoved;
     looked_at.clear();  // may be the last references, whose end must not happen under the lock
     looks = moved ? 0 : looks + 1;
@@ -277,7 +278,7 @@ WorkRef Engine::look_for_complete(std::unique_lock<std::mutex> &guard) {
   return {};
 }
 
-// Ends the threads, and waits for callbacks that still run; but not for that of the calling thread.
+// Ends the threads, and waits for running callbacks except one that runs in the calling thread.
 void Engine::stop_threads() {
   std::vector<std::thread> threads;
   std::vector<WorkRef> watched;  // close has completed them; released after the lock
@@ -303,7 +304,7 @@ void Engine::stop_threads() {
 
 void Engine::check(const char *title) const {
   phx_error_info info = PHX_ERROR_INFO_INIT;
-  const GroupRef group = met();
+  const GroupRef group = group_if_met();
   if (group && core_.group_get_error(group.get(), &info) == PHX_OK && info.status != PHX_ERR_PEER_DEAD)
     throw_status(info.status, named(title, info.text));
 }
@@ -314,7 +315,7 @@ void Engine::abort(const std::string &reason) {
     const std::lock_guard<std::mutex> guard(lock_);
     if (aborted_.empty()) aborted_ = reason;
   }
-  if (const GroupRef group = met()) core_.group_revoke(group.get(), reason.c_str());
+  if (const GroupRef group = group_if_met()) core_.group_revoke(group.get(), reason.c_str());
   close();
 }
 

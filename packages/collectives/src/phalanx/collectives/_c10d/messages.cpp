@@ -7,8 +7,8 @@ namespace {
 
 using c10d::OpType;
 
-constexpr int kBatches = -1;  // the road whose stream they have
-int road_of(const phx_message &message) {
+constexpr int kBatchStream = -1;  // the stream key of batches
+int stream_key_of(const phx_message &message) {
   return 2 * message.peer_group_rank + (message.kind == PHX_MESSAGE_SEND ? 1 : 0);
 }
 
@@ -58,8 +58,8 @@ C10dWork Backend::put_message(const WorkRef &work, const phx_message &message, c
     posted_.push_back({work, message, device});
     return work;
   }
-  put_beside({work}, device, road_of(message),
-             [&](auto *group, auto *options, auto **) { return core().messages(group, &message, 1, options); });
+  put_on_side_stream({work}, device, stream_key_of(message),
+                     [&](auto *group, auto *options, auto **) { return core().messages(group, &message, 1, options); });
   return work;
 }
 
@@ -75,13 +75,14 @@ void Backend::send_posted() {
     messages.push_back(each.message);
     works.push_back(each.work);
   }
-  put_beside(works, device, kBatches, [&](auto *group, auto *options, auto **) {
+  put_on_side_stream(works, device, kBatchStream, [&](auto *group, auto *options, auto **) {
     return core().messages(group, messages.data(), messages.size(), options);
   });
   for (const WorkRef &work : works) coalesce(work);
 }
 
-void Backend::put_beside(const std::vector<WorkRef> &works, const at::Device &device, int road, Issue call) {
+void Backend::put_on_side_stream(const std::vector<WorkRef> &works, const at::Device &device, int stream_key,
+                                 Issue call) {
   core_was_called_ = true;
   const Milliseconds timeout = limit(c10d::kUnsetTimeout);
   const char *const title = works.size() == 1 ? works[0]->title() : "phalanx:batch_isend_irecv";
@@ -89,28 +90,29 @@ void Backend::put_beside(const std::vector<WorkRef> &works, const at::Device &de
   const c10::DeviceGuard guard(device);
   const c10::impl::VirtualGuardImpl streams(device.type());
   const c10::Stream current = streams.getStream(device);
-  const c10::Stream beside = [&] {
-    const std::lock_guard<std::mutex> lock(beside_mutex_);
-    const auto key = std::make_pair(static_cast<int>(current.device_index()), road);
-    const auto found = beside_.find(key);
-    return found != beside_.end() ? found->second
-                                  : beside_.emplace(key, streams.getStreamFromGlobalPool(device)).first->second;
+  const c10::Stream side = [&] {
+    const std::lock_guard<std::mutex> lock(side_streams_mutex_);
+    const auto key = std::make_pair(static_cast<int>(current.device_index()), stream_key);
+    const auto found = side_streams_.find(key);
+    return found != side_streams_.end()
+               ? found->second
+               : side_streams_.emplace(key, streams.getStreamFromGlobalPool(device)).first->second;
   }();
   c10::Event before(device.type());
   before.record(current);
-  before.block(beside);
+  before.block(side);
   phx_options options = PHX_OPTIONS_INIT;
   phx_gpu_options gpu = PHX_GPU_OPTIONS_INIT;
   options.timeout_ms = timeout.count();
-  gpu.stream = beside.native_handle();
-  gpu.device = {PHX_DEVICE_CUDA, beside.device_index()};
+  gpu.stream = side.native_handle();
+  gpu.device = {PHX_DEVICE_CUDA, side.device_index()};
   options.gpu = &gpu;
   const phx_status status = call(group.get(), &options, nullptr);
   if (status < 0) throw_status(status, named(title, core().last_error()));
-  const c10::StreamGuard on_it(beside);
+  const c10::StreamGuard on_it(side);
   for (const WorkRef &work : works) {
-    work->used_on(beside);
-    work->put_on(beside);
+    work->used_on(side);
+    work->put_on(side);
   }
 }
 

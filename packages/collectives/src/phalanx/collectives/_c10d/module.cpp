@@ -54,13 +54,13 @@ void unlocked(const std::function<void()> &run) {
   }
 }
 
-// What phalanx.core keeps of signal handlers (phalanx.core.interrupts.slots): the type, the exception, the main thread.
+// The slots of phalanx.core.interrupts: the type and value of a signal handler's exception, and the main thread.
 void **kept = nullptr;
 
 class Interrupted final : public py::builtin_exception {
  public:
   explicit Interrupted(const std::string &text) : builtin_exception(text) {}
-  void set_error() const override {  // a work that failed throws it again to whoever waits again
+  void set_error() const override {  // a failed work throws it at each wait
     PyObject *const exception = static_cast<PyObject *>(std::exchange(kept[1], nullptr));
     if (exception != nullptr)
       PyErr_SetObject(static_cast<PyObject *>(kept[0]), exception);
@@ -74,14 +74,14 @@ void throw_kept(const std::string &text) {
     throw Interrupted(text);
 }
 
-// Those that may still live. Python's lock is held by whoever looks.
+// The engines that may still live. Callers hold the GIL.
 std::vector<std::weak_ptr<phalanx::Engine>> &engines() {
   static auto *const all = new std::vector<std::weak_ptr<phalanx::Engine>>;
   all->erase(std::remove_if(all->begin(), all->end(), [](const auto &each) { return each.expired(); }), all->end());
   return *all;
 }
 
-// At the end of the interpreter, before which the threads must end.
+// Called at the end of the interpreter: the threads must end before it.
 void close_all() {
   const auto all = engines();
   for (const auto &each : all)
@@ -90,9 +90,9 @@ void close_all() {
     if (const auto engine = each.lock()) engine->close();
 }
 
-// Args: functions: addresses of those of core_api.h by name; name: of the group; rank: in it; ranks: the global ones;
-// store: of the group; connect: a callable(timeout in ms) -> (address of a phx_group, token), called at the first use;
-// disconnect: a callable(), called when the group is of no use any more.
+// Args: functions: the addresses of the functions of core_api.h by name; name, store: those of the group; rank: the
+// group rank; ranks: the global ranks; connect: a callable(timeout in ms) -> (address of a phx_group, token), called at
+// the first use; disconnect: a callable(), called when the group is not used any more.
 c10::intrusive_ptr<c10d::Backend> create(const std::unordered_map<std::string, uintptr_t> &functions, std::string name,
                                          int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::Store> store,
                                          int64_t timeout_ms, py::object connect, py::object disconnect) {

@@ -1,5 +1,5 @@
-// What torch's profilers and execution-trace observers see of a call: an event record_param_comms, as torch's NCCL
-// back end writes it. HTA, Chakra and torch's distributed view read it.
+// Shows a call to torch's profilers and execution-trace observers: an event record_param_comms, as torch's NCCL back
+// end writes it. HTA, Chakra and torch's distributed view read it.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -17,30 +17,30 @@ namespace phalanx {
 struct Comms {
   std::string name;  // as torch's NCCL back end calls it
   std::vector<at::Tensor> inputs, outputs;
-  int64_t in_count = 0, out_count = 0;  // of elements
+  int64_t in_count = 0, out_count = 0;  // numbers of elements
   bool async = true;
-  int64_t rank = -1;  // of the root or the peer, in the group; -1: there is none
+  int64_t rank = -1;  // group rank of the root or the peer; -1: there is none
   std::vector<int64_t> in_splits, out_splits;
   bool message = false;
 };
 
-// The group of it.
+// The group of the call.
 struct Members {
   std::string name, description;
-  int64_t rank = 0;            // this one, in the group
-  std::vector<int64_t> ranks;  // the global ones, in order
+  int64_t rank = 0;            // group rank of this process
+  std::vector<int64_t> ranks;  // global ranks, in order
 };
 
-// The event, which ends with this object, on the thread that made it. A default one is none.
+// The event. It ends with this object, on the thread that made it. A default object records nothing.
 class Recording {
  public:
   Recording() = default;
-  // `sequence`: of the collective in its group, as the core's recorder has it; a message has a count of its own.
+  // `sequence`: the number of the collective in its group, as in the core's recorder; messages are counted separately.
   Recording(const Members &members, Comms comms, uint64_t sequence);
   Recording(const Recording &) = delete;
   Recording &operator=(const Recording &) = delete;
 
-  // What the innermost recorded call on this thread reads, for the event of its work; nothing where none is recorded.
+  // The inputs of the innermost recorded call on this thread, for the event of its work; nullopt if none is recorded.
   static const std::optional<std::vector<at::Tensor>> &inputs() {
     return alive_.load(std::memory_order_relaxed) == 0 ? kNone : inputs_of_thread();
   }

@@ -137,7 +137,7 @@ Comms comms_of(std::string_view op, const Arguments &given, int64_t size) {
   return comms;
 }
 
-// The core's group, for as long as it is looked at.
+// The core's group, held while it is read.
 class Found {
  public:
   explicit Found(const char *name) : handle_(library.group_find(name)) {
@@ -157,7 +157,7 @@ class Found {
   phx_group_info info_{};
 };
 
-constexpr const char *kDescription = "phalanx channel 0";  // of the core, where these collectives are counted
+constexpr const char *kDescription = "phalanx channel 0";  // the channel of the core that counts these collectives
 
 phx_status around(const char *op, Kernel kernel, StableIValue *stack, uint64_t inputs, uint64_t outputs, void **span) {
   if (!is_recorded()) return kernel(stack, inputs, outputs);
@@ -172,7 +172,7 @@ phx_status around(const char *op, Kernel kernel, StableIValue *stack, uint64_t i
   const Recording recording(members, std::move(comms), info.sequence + 1);
   struct Opened {
     void **span;
-    ~Opened() { end_span(std::exchange(*span, nullptr)); }  // what no pending collective has taken over
+    ~Opened() { end_span(std::exchange(*span, nullptr)); }  // unless a pending collective has taken it over
   } opened{span};
   *span = new OpSpan(std::string("phalanx:") + op, tensors);
   return kernel(stack, inputs, outputs);

@@ -58,7 +58,7 @@ at::Tensor plain(const at::Tensor &tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
-// Whether they lie in memory one after another, without gaps.
+// Whether the tensors lie in memory one after another, without gaps.
 bool adjacent(const std::vector<at::Tensor> &tensors) {
   const char *next = nullptr;
   for (const at::Tensor &tensor : tensors) {
@@ -90,7 +90,7 @@ List in_one_buffer(const std::vector<at::Tensor> &tensors, void *start, const st
   return list;
 }
 
-// Shorter rows are copied faster by torch, into a tensor of their own.
+// Shorter rows are copied to another tensor, which torch does faster.
 constexpr size_t kShortestRow = 32;  // bytes
 
 // Whether the elements of a tensor lie side by side, or in rows that do and begin one stride apart: then the length of
@@ -116,23 +116,24 @@ bool is_direct(const at::Tensor &tensor) {
   return !tensor.is_conj() && !tensor.is_neg() && rows_of(tensor).row * tensor.element_size() >= kShortestRow;
 }
 
-// The block of such a tensor.
+// The block of a tensor that the core reads and writes where it lies.
 phx_block block_of(const at::Tensor &tensor) {
   const Elements elements = elements_of(tensor);
   phx_block block{const_cast<void *>(tensor.const_data_ptr()), elements.count, 0, 0};
   if (tensor.is_contiguous()) return block;
   const Rows rows = rows_of(tensor);
-  const size_t times = elements.count / static_cast<size_t>(tensor.numel());  // of what the core takes in an element
+  const size_t times =
+      elements.count / static_cast<size_t>(tensor.numel());  // elements of the core in an element of the tensor
   block.row = rows.row * times;
   block.stride = rows.stride * times;
   return block;
 }
 
-// What a backend keeps of each scratch.
+// The limit of the memory that a scratch keeps.
 constexpr size_t kKeptBytes = size_t{32} << 20;  // bytes
 
-// Lets the tensors at `positions` of a list lie in `scratch`: what they hold is copied there now, or, if they are
-// `written`, to them when the operation is complete.
+// Puts the tensors at `positions` of a list into `scratch`. Their contents are copied there now or, if they are
+// `written`, copied back when the operation is complete.
 void put_in_scratch(const std::vector<at::Tensor> &tensors, const c10::SmallVectorImpl<size_t> &positions, bool written,
                     Scratch &scratch, List &list, Buffers &buffers) {
   if (positions.empty()) return;
@@ -162,7 +163,7 @@ void writable_copy(const at::Tensor &tensor, Buffers &buffers) {
 }
 
 const char *begin_of(const phx_block &block) { return static_cast<const char *>(block.data); }
-// Behind the last row.
+// The address behind the last row.
 const char *end_of(const phx_block &block, size_t item) {
   if (block.count == 0) return begin_of(block);
   const size_t row = block.row == 0 ? block.count : block.row, last = (block.count - 1) / row;
@@ -185,7 +186,7 @@ Span span_of(const at::Tensor &tensor, size_t position) {
 // Whether the tensors are columns of one matrix, side by side.
 bool are_columns(const std::vector<at::Tensor> &tensors, const Span *first, const Span *last) {
   size_t stride = 0;
-  std::vector<std::pair<size_t, size_t>> columns;  // from which byte of a row of the matrix to which
+  std::vector<std::pair<size_t, size_t>> columns;  // first and last byte in a row of the matrix
   for (const Span *span = first; span != last; ++span) {
     const at::Tensor &tensor = tensors[span->position];
     const Rows rows = rows_of(tensor);
@@ -344,7 +345,7 @@ at::Tensor Scratch::take(size_t bytes) {
   const auto size = static_cast<int64_t>(bytes);
   const std::lock_guard<std::mutex> guard(mutex_);
   const bool is_free = !kept_.defined() || kept_.storage().use_count() == 1;
-  std::atomic_thread_fence(std::memory_order_acquire);  // after what the last work did there, in any thread
+  std::atomic_thread_fence(std::memory_order_acquire);  // after the last work's accesses, in any thread
   if (!is_free || !kept_.defined() || kept_.numel() < size) {
     at::Tensor made = at::empty({size}, at::kByte);
     if (!is_free || bytes > kKeptBytes) return made;
@@ -427,7 +428,7 @@ List writable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers 
     phx_block &block = list.blocks[i];
     if (is_direct(tensors[i])) {
       block = block_of(tensors[i]);
-      block.data = tensors[i].data_ptr();  // which makes a lazy clone's memory its own
+      block.data = tensors[i].data_ptr();  // gives a lazy clone memory of its own
     }
     const auto before = list.blocks.begin() + static_cast<std::ptrdiff_t>(i);
     if (block.data == nullptr && tensors[i].numel() != 0) {
@@ -444,7 +445,7 @@ List writable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers 
   return list;
 }
 
-void keep_apart(List &inputs, const List &outputs, int own, Buffers &buffers) {
+void copy_overlapping(List &inputs, const List &outputs, int own, Buffers &buffers) {
   const size_t item = dtype_size(inputs.dtype);
   const auto is_own = [&](const List &list, size_t i) {
     return list.blocks.size() == 1 || i == static_cast<size_t>(own);
@@ -471,7 +472,7 @@ void keep_apart(List &inputs, const List &outputs, int own, Buffers &buffers) {
   }
 }
 
-const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers) {
+const void *copy_if_overlapping(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers) {
   const auto *a = static_cast<const char *>(in);
   const auto *b = static_cast<const char *>(out);
   if (in_bytes == 0 || out_bytes == 0 || a + in_bytes <= b || b + out_bytes <= a) return in;

@@ -13,15 +13,15 @@
 
 namespace phalanx {
 
-// What moves: `count` of these elements. Dtypes that the core has not got move as bytes.
+// The elements of a call. Dtypes that the core does not have are moved as bytes.
 struct Elements {
   int32_t dtype;
   size_t count;
 };
 Elements elements_of(const at::Tensor &tensor);
-// As many of them as that: `numel` elements of the tensor.
+// `numel` elements of the dtype of the tensor.
 Elements elements_of(const at::Tensor &tensor, int64_t numel);
-// Of a tensor that is reduced: its dtype must be one of the core's.
+// The dtype of a tensor that is reduced, which the core must have.
 int32_t reduced_dtype(const at::Tensor &tensor);
 
 struct Reduction {
@@ -34,7 +34,7 @@ Reduction reduction_of(const c10d::ReduceOp &op);
 void check_tensor(const at::Tensor &tensor, const char *what);
 // Raises ValueError unless both have the same dtype.
 void check_same_dtype(const at::Tensor &a, const at::Tensor &b);
-// The one tensor of a list.
+// The only tensor of a list; raises ValueError if the list has another length.
 at::Tensor &only(std::vector<at::Tensor> &tensors, const char *what);
 
 // Whether two tensors are the same elements of memory, read in the same way.
@@ -42,20 +42,21 @@ bool same_view(const at::Tensor &a, const at::Tensor &b);
 // Whether two tensors of a list, by their positions, may share memory that a call writes, because it writes the same
 // values through both.
 using MayShare = std::function<bool(size_t, size_t)>;
-// Whether some of the tensors, which a call writes, share memory. Raises RuntimeError in the words of torch where two
-// do that may not: what is written would depend on the order.
+// Whether some of the tensors that a call writes share memory. Raises RuntimeError in the words of torch if two tensors
+// share memory and may not: the result would depend on the order of the writes.
 bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_share);
 
-// Addresses. What they need is kept, and copied back, by `buffers`. A tensor that is written must not have two elements
-// in one place, and the tensors of a list must not share memory: RuntimeError in the words of torch.
+// The address of a tensor's elements. `buffers` keeps the tensors that are needed, and copies results back. Raises
+// RuntimeError in the words of torch if two elements of a tensor that is written lie in one place, or if tensors of a
+// list share memory.
 const void *readable(const at::Tensor &tensor, Buffers &buffers);
 void *writable(const at::Tensor &tensor, Buffers &buffers);  // its old contents are not needed
 void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers);
 // The input, or a copy of it if it overlaps the output.
-const void *apart(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers);
+const void *copy_if_overlapping(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers);
 
-// Memory for the tensors of lists that the core cannot take where they lie. It is kept for later calls, up to a limit;
-// a work that is not complete has it to itself.
+// Memory for tensors of lists that the core cannot read or write where they lie. It is kept for later calls, up to a
+// limit; no call gets it before the work that uses it is complete.
 class Scratch {
  public:
   at::Tensor take(size_t bytes);
@@ -65,8 +66,8 @@ class Scratch {
   at::Tensor kept_;
 };
 
-// The tensors of a list, of one dtype, as the core takes them: on the CPU where they lie, rows included; on GPUs, where
-// the core takes no lists of blocks, one after another in one buffer.
+// The tensors of a list, which have one dtype, as blocks for the core: on the CPU where they lie, also as rows with a
+// stride; on GPUs, where the core takes no lists of blocks, one after another in one buffer.
 struct List {
   std::vector<phx_block> blocks;
   int32_t dtype = 0;
@@ -78,12 +79,13 @@ struct List {
 List readable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers &buffers);
 List writable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers &buffers);
 List in_one_buffer(const std::vector<at::Tensor> &tensors, Buffers &buffers);  // written, on the CPU too
-// Copies inputs that overlap the outputs, but for one that is just the output `own` where that is not negative.
-void keep_apart(List &inputs, const List &outputs, int own, Buffers &buffers);
-// One tensor, of which `data` is the address, as a list.
+// Copies inputs that overlap the outputs. An input that is the same as the output `own` is not copied; -1: there is
+// none.
+void copy_overlapping(List &inputs, const List &outputs, int own, Buffers &buffers);
+// A list of one tensor, whose address is `data`.
 List alone(const at::Tensor &tensor, const void *data);
 
-// Where all of it is; the CPU where there is nothing. Raises ValueError where that is several devices.
+// The device of all buffers; the CPU if there are none. Raises ValueError if they are on several devices.
 at::Device device_of(const Buffers &buffers, const char *what);
 
 size_t bytes_of(const Elements &elements);

@@ -54,13 +54,13 @@ void Work::started(phx_work *handle) {
 void Work::completed() { end(PHX_OK, ""); }
 
 void Work::put_on(const c10::Stream &stream) {
-  settle(PHX_OK, "");  // what is to be copied is on the stream as well
+  settle(PHX_OK, "");  // the copies are on the stream as well
   stream_ = stream;
   event_.emplace(stream.device_type());
   event_->record(stream);
 }
 
-// The allocator gives their memory to nobody before that stream is through with it, whoever drops them.
+// Keeps the allocator from reusing the memory of the tensors before the stream has passed this operation.
 void Work::used_on(const c10::Stream &stream) const {
   const c10::AutoGradMode no_grad(false);
   for (const at::Tensor &each : buffers_.keep) each.record_stream(stream);
@@ -74,7 +74,7 @@ phx_work *Work::handle() const {
   return engine_->core().work_retain(handle_);
 }
 
-// What the core said of this work. With the lock held, once others know of it.
+// Sets the result that the core gave. The caller holds the lock if other threads can have the work.
 void Work::end(phx_status status, const char *text) {
   try {
     if (status < 0) throw_status(status, named(title_, text));
@@ -94,7 +94,7 @@ void Work::end(phx_status status, const char *text) {
   done_.store(true, std::memory_order_release);
 }
 
-// The same in any thread; the first one counts.
+// Does the same from any thread. Only the first call has an effect.
 void Work::settle(phx_status status, const char *text) {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   phx_work *released = nullptr;
@@ -215,7 +215,7 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     done = done_.load(std::memory_order_relaxed);
   }
   if (done && stream_) {
-    const c10::StreamGuard guard(*stream_);  // whoever uses the value waits for this stream
+    const c10::StreamGuard guard(*stream_);  // users of the value wait for this stream
     mark(future);
   } else if (done)
     mark(future);

@@ -35,7 +35,7 @@ inline Milliseconds limited(Milliseconds timeout) {
   return std::min(std::max(timeout, Milliseconds(1)), kLongest);
 }
 
-// What an operation reads and writes.
+// The tensors that an operation reads and writes.
 struct Buffers {
   std::vector<at::Tensor> keep;                           // alive until the operation is complete
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // (destination, source), made when it is complete
@@ -52,38 +52,39 @@ class InvalidArgument final : public c10::ValueError {
 // Exceptions that Python sees as InvalidArgumentError, NotImplementedError or torch.distributed.DistBackendError.
 [[noreturn]] void throw_status(phx_status status, const std::string &text);
 
-// Throws what a signal handler of Python has raised while this thread waited in the core, if there is something. Set by
-// module.cpp, which knows Python.
+// Throws the exception that a signal handler of Python raised while this thread waited in the core, if there is one.
+// module.cpp sets it, because it knows Python.
 extern void (*throw_interruption)(const std::string &text);
 
 // The text of an error of the core, which begins with the name of what was called through torch.
 std::string named(const char *title, const std::string &text);
 
-// Complete when somebody waits for it or asks, or, once it has a future, by the engine's thread. Until then the engine
-// holds it, so that its buffers live though the caller has dropped it.
+// A work is completed by a thread that waits for it or asks whether it is complete, or, if it has a future, by a thread
+// of the engine. Until then the engine holds it, so that its buffers live although the caller has dropped it.
 //
-// What is on the stream of a GPU is complete when the stream has come past it: then `wait` lets the current stream wait
-// (and the host too, if it is a barrier). What goes wrong there is raised by a later call on the group.
+// A work on the stream of a GPU is complete when the stream has passed it. `wait` lets the current stream wait for it,
+// and a barrier the host, too. Its errors are raised by a later call on the group.
 class Work final : public c10d::Work {
  public:
   Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
        Milliseconds timeout);
   ~Work() override;
 
-  // Once, by whoever made it: `handle` is what the core started, which this takes over.
+  // Called once, by the function that made the work: takes over the handle of the operation that the core started.
   void started(phx_work *handle);
-  // Or it was complete at once, and nobody else has it yet.
+  // Called instead of `started` if the operation is complete already. No other thread has the work yet.
   void completed();
-  // Or it was put on this stream, which is the current one.
+  // Called instead of `started` if the operation was put on this stream, which is the current one.
   void put_on(const c10::Stream &stream);
-  // Before that: what it reads and writes is used on another stream than the one that it was made on.
+  // Called before `put_on` if that is another stream than the one on which the tensors were made.
   void used_on(const c10::Stream &stream) const;
-  // Whether it is complete, successfully or not, or its time is over: then poll completes it. Runs no callbacks.
+  // Whether the operation is complete, successfully or not, or has timed out: then `poll` completes it. Runs no
+  // callbacks.
   bool is_over() const;
-  // Asks the core. Returns whether it is complete, successfully or not; then its future is, and callbacks have run.
-  // `enforce`: raises the timeout of the operation, which otherwise shows in wait only.
+  // Asks the core. Returns whether the work is complete, successfully or not; then its future is complete, too, and the
+  // callbacks have run. `enforce`: a timeout fails the work now, and not only in `wait`.
   bool poll(bool enforce);
-  // For the end of the group: waits until then, at most. `failed`: the group has failed, and so will this.
+  // At the end of the group: waits until `until` at most. `failed`: the group has failed, so this work will fail, too.
   void drain(Clock::time_point until, bool failed);
 
   const char *title() const { return title_; }
@@ -114,14 +115,14 @@ class Work final : public c10d::Work {
   Buffers buffers_;
   const uint64_t sequence_;
   const Milliseconds timeout_;
-  Clock::time_point deadline_;  // once it has started
+  Clock::time_point deadline_;  // set when the operation starts
   std::atomic<bool> done_{false};
-  mutable std::mutex lock_;  // of what follows, until done_
+  mutable std::mutex lock_;  // guards the following members, until done_ is set
   phx_work *handle_ = nullptr;
   std::exception_ptr error_;
   int source_ = -1;
   std::optional<c10::Stream> stream_;
-  std::optional<c10::Event> event_;  // after it on the stream
+  std::optional<c10::Event> event_;  // recorded after the operation on the stream
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 using WorkRef = c10::intrusive_ptr<Work>;

@@ -1,8 +1,8 @@
-// The autograd kernels of the ops of phalanx.collectives for the calls that need no gradient: nothing but what the
-// kernels in Python do then, without Python. A call that needs a gradient goes to the op of the same name in
-// phalanx_autograd, whose autograd kernel is the one in Python.
+// The autograd kernels of the ops of phalanx.collectives for calls that need no gradient. They do what the kernels in
+// Python do for such calls, without Python. A call that needs a gradient goes to the op of the same name in
+// phalanx_autograd, whose autograd kernel is in Python.
 //
-// Compiled by `phalanx build` for the torch that is installed, and loaded only by that torch.
+// `phalanx build` compiles this file for the installed torch, and only that torch loads it.
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -31,7 +31,7 @@ void count_version(const at::Tensor &tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-// Whether the argument is written to.
+// Whether the op writes to the argument.
 bool written(const c10::Argument &argument) {
   return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
 }
@@ -59,13 +59,13 @@ void autograd(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::ji
   op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
 }
 
-// Whether below autograd nothing is left but the kernel for the CPU: no mode, no subclass, no lazy negation.
+// Whether only the kernel for the CPU is left below autograd: no mode, no subclass, no lazy negation.
 bool only_cpu_is_left(c10::DispatchKeySet keys) {
   return (keys & c10::after_ADInplaceOrView_keyset).highestPriorityTypeId() == c10::DispatchKey::CPU;
 }
 
-// torch.ops.phalanx.blocking_all_reduce and its form in place, which are called on little, and often: the numbers go to
-// the core from here, without the dispatcher's second turn and without the stable ABI's copies of the arguments.
+// torch.ops.phalanx.blocking_all_reduce and its in-place form are called often and with small tensors. Their arguments
+// go to the core from here, without a second pass through the dispatcher and without the copies of the stable ABI.
 template <bool kInPlace>
 bool reduced_directly(c10::DispatchKeySet keys, torch::jit::Stack *stack) {
   const auto given = torch::jit::last(*stack, 3);

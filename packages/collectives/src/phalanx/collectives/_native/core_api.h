@@ -1,4 +1,4 @@
-// Functions of libphalanx_torch.so (phalanx_torch.h), which Python has loaded; filled in by `connect`.
+// The functions of libphalanx_torch.so (phalanx_torch.h), which Python has loaded; `connect` sets them.
 #pragma once
 
 #include <torch/csrc/stable/c/shim.h>
@@ -19,7 +19,7 @@ struct Library {
 };
 extern Library library;
 
-// Raises what a function of the library has returned as a status. Without the GIL.
+// Raises the error that a function of the library returned as a status. The caller must not hold the GIL.
 void raise_on(int32_t status);
 
 }  // namespace phalanx_native

@@ -1,15 +1,16 @@
-// The short road of eager mode: an op on a plain CPU tensor, called without the dispatcher and without Python between.
-// What it does is what _short_road.py does in Python; see there for when it is open.
+// The fast path of eager mode: it calls the kernel of an op on a plain CPU tensor without the dispatcher and without
+// Python. It does what _fast_path.py does in Python, which also says which calls can take it.
 //
-//   connect(...)            comes first: where functions of libphalanx_torch.so are, which Python has loaded
-//   start(op, type)         a callable(tensor, *arguments): starts the op, gives its result as a `type`; None: closed
-//   in_place(op)            a callable(tensor, *arguments): runs the op to its end, gives the tensor; None: closed
-//   wait(tensor)            waits for what ops of ours have still to write into a plain tensor
-//   needs_gradient(tensor)  whether what is made of the tensor now gets a gradient
+//   connect(...)            must be called first: the addresses of functions of libphalanx_torch.so
+//   start(op, type)         a callable(tensor, *arguments) that starts the op and returns its result as a `type`, or
+//                           None if the call cannot take the fast path
+//   in_place(op)            a callable(tensor, *arguments) that runs the op to its end and returns the tensor, or None
+//   wait(tensor)            waits for the ops of phalanx that still write into a plain tensor
+//   needs_gradient(tensor)  whether a result computed from the tensor now gets a gradient
 //
-// Kernels are called as torch calls them: by its stable ABI, in which an argument is a number or an owning handle.
+// Kernels are called through torch's stable ABI, in which an argument is a number or an owning handle.
 //
-// Compiled by `phalanx build` for the torch and the Python that are installed, and loaded only by these.
+// `phalanx build` compiles this file for the installed torch and Python, and only these load it.
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
@@ -29,7 +30,7 @@
 
 phalanx_native::Library phalanx_native::library;
 
-// ValueError where an argument is wrong, what a signal handler raised while the call waited, or RuntimeError.
+// Raises ValueError for a wrong argument, the exception of a signal handler that ran during the wait, or RuntimeError.
 void phalanx_native::raise_on(int32_t status) {
   constexpr int32_t kInvalid = -1;  // PHX_ERR_INVALID
   if (status >= 0) return;
@@ -71,7 +72,7 @@ bool is_number(PyObject *value) {
   return overflow == 0;
 }
 
-// Whether the argument is what the schema says. Others torch may know how to convert, or to refuse.
+// Whether the argument has the type that the schema names. Torch may convert other arguments, or refuse them.
 bool fits(PyObject *value, c10::TypeKind kind) {
   if (kind == c10::TypeKind::StringType) return is_text(value);
   if (kind == c10::TypeKind::IntType) return is_number(value);
@@ -85,12 +86,12 @@ void check(AOTITorchError error) { TORCH_CHECK(error == 0, "phalanx: an argument
 
 StableIValue number(PyObject *value) { return static_cast<StableIValue>(PyLong_AsLongLong(value)); }
 
-// For a kernel, which owns its arguments. These fit.
-StableIValue given_away(const at::Tensor &tensor) {
+// An argument for a kernel, which owns its arguments. `fits` has accepted the value.
+StableIValue owned_argument(const at::Tensor &tensor) {
   return reinterpret_cast<StableIValue>(torch::aot_inductor::new_tensor_handle(at::Tensor(tensor)));
 }
 
-StableIValue given_away(PyObject *value, c10::TypeKind kind) {
+StableIValue owned_argument(PyObject *value, c10::TypeKind kind) {
   if (kind == c10::TypeKind::IntType) return number(value);
   if (kind == c10::TypeKind::StringType) {
     StringHandle text = nullptr;
@@ -106,33 +107,33 @@ StableIValue given_away(PyObject *value, c10::TypeKind kind) {
   return reinterpret_cast<StableIValue>(list);
 }
 
-// A result of a kernel.
-at::Tensor taken_over(StableIValue result) {
+// Takes over the result of a kernel.
+at::Tensor tensor_of_result(StableIValue result) {
   const std::unique_ptr<at::Tensor> tensor(
       torch::aot_inductor::tensor_handle_to_tensor_pointer(reinterpret_cast<AtenTensorHandle>(result)));
   return std::move(*tensor);
 }
 
-// A reference to the tensor beside Python's, for as long as the GIL is released: if the last one ended meanwhile, torch
-// would take the GIL for it.
-at::Tensor kept(PyObject *tensor) { return THPVariable_Unpack(tensor); }
+// A second reference to a tensor, besides that of Python, while the GIL is released: if the last reference ended then,
+// torch would take the GIL to free the tensor.
+at::Tensor retained(PyObject *tensor) { return THPVariable_Unpack(tensor); }
 
 void wait_for(const at::Tensor &tensor) {
-  const pybind11::gil_scoped_release others_run;
+  const pybind11::gil_scoped_release released;
   phalanx_native::raise_on(library.wait_storage(tensor.storage().data(), 0));
 }
 
 constexpr size_t kMaxArguments = 8;
 
-// What a callable is made of.
-struct Road {
+// The callable that `start` and `in_place` return.
+struct FastCall {
   PyObject_HEAD vectorcallfunc vectorcall;
   Kernel kernel;
-  size_t count;  // of its arguments; the first is a tensor
+  size_t count;  // number of arguments; the first is a tensor
   std::array<c10::TypeKind, kMaxArguments> kinds;
-  PyTypeObject *type;  // of the results of `start`; null: in_place
+  PyTypeObject *type;  // class of the results of `start`; null for `in_place`
 
-  bool open_to(PyObject *const *given, size_t given_count) const {
+  bool accepts(PyObject *const *given, size_t given_count) const {
     if (given_count != count || !THPVariable_CheckExact(given[0]) || !is_plain(THPVariable_Unpack(given[0])))
       return false;
     for (size_t i = 1; i < count; ++i)
@@ -140,12 +141,12 @@ struct Road {
     return true;
   }
 
-  // Calls the kernel, and gives its result if it has one.
+  // Calls the kernel, and returns its result if it has one.
   StableIValue call(PyObject *const *given) const {
     std::array<StableIValue, kMaxArguments> stack;
-    stack[0] = given_away(THPVariable_Unpack(given[0]));
-    for (size_t i = 1; i < count; ++i) stack[i] = given_away(given[i], kinds[i]);
-    const pybind11::gil_scoped_release others_run;
+    stack[0] = owned_argument(THPVariable_Unpack(given[0]));
+    for (size_t i = 1; i < count; ++i) stack[i] = owned_argument(given[i], kinds[i]);
+    const pybind11::gil_scoped_release released;
     phalanx_native::raise_on(kernel(stack.data(), count, type != nullptr));
     return stack[0];
   }
@@ -153,7 +154,7 @@ struct Road {
 
 PyObject *elem_name, *state_name;
 
-// As _async_tensor.start.
+// Does the same as _async_tensor.start.
 PyObject *wrapped(PyTypeObject *type, const at::Tensor &elem) {
   const at::Tensor shell = at::for_blob(nullptr, elem.sizes())
                                .context(nullptr, [](void *) {})
@@ -171,14 +172,14 @@ PyObject *wrapped(PyTypeObject *type, const at::Tensor &elem) {
   return made.release().ptr();
 }
 
-PyObject *road_call(PyObject *self, PyObject *const *given, size_t flags, PyObject *keywords) {
+PyObject *call_fast(PyObject *self, PyObject *const *given, size_t flags, PyObject *keywords) {
   HANDLE_TH_ERRORS
-  const auto &road = *reinterpret_cast<const Road *>(self);
+  const auto &call = *reinterpret_cast<const FastCall *>(self);
   const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
-  if (keywords != nullptr || !road.open_to(given, count)) Py_RETURN_NONE;
-  const at::Tensor tensor = kept(given[0]);
-  const StableIValue result = road.call(given);
-  if (road.type != nullptr) return wrapped(road.type, taken_over(result));
+  if (keywords != nullptr || !call.accepts(given, count)) Py_RETURN_NONE;
+  const at::Tensor tensor = retained(given[0]);
+  const StableIValue result = call.call(given);
+  if (call.type != nullptr) return wrapped(call.type, tensor_of_result(result));
   tensor.unsafeGetTensorImpl()->bump_version();
   wait_for(tensor);
   Py_INCREF(given[0]);
@@ -186,27 +187,27 @@ PyObject *road_call(PyObject *self, PyObject *const *given, size_t flags, PyObje
   END_HANDLE_TH_ERRORS
 }
 
-void road_dealloc(PyObject *self) {
-  Py_XDECREF(reinterpret_cast<Road *>(self)->type);
+void fast_call_dealloc(PyObject *self) {
+  Py_XDECREF(reinterpret_cast<FastCall *>(self)->type);
   PyObject_Free(self);
 }
 
-PyTypeObject road_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
+PyTypeObject fast_call_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
 
-PyObject *made_road(const char *name, PyTypeObject *type) {
+PyObject *make_fast_call(const char *name, PyTypeObject *type) {
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("phalanx::") + name).c_str(), "");
   const auto &arguments = op.schema().arguments();
   const Kernel kernel = library.kernel_of(name);
-  TORCH_CHECK(kernel != nullptr && arguments.size() <= kMaxArguments, "phalanx: no short road for ", name);
-  auto *road = PyObject_New(Road, &road_type);
-  if (road == nullptr) throw python_error();
-  road->vectorcall = road_call;
-  road->kernel = kernel;
-  road->count = arguments.size();
-  for (size_t i = 0; i < arguments.size(); ++i) road->kinds[i] = arguments[i].type()->kind();
-  road->type = type;
+  TORCH_CHECK(kernel != nullptr && arguments.size() <= kMaxArguments, "phalanx: no fast path for ", name);
+  auto *call = PyObject_New(FastCall, &fast_call_type);
+  if (call == nullptr) throw python_error();
+  call->vectorcall = call_fast;
+  call->kernel = kernel;
+  call->count = arguments.size();
+  for (size_t i = 0; i < arguments.size(); ++i) call->kinds[i] = arguments[i].type()->kind();
+  call->type = type;
   Py_XINCREF(type);
-  return reinterpret_cast<PyObject *>(road);
+  return reinterpret_cast<PyObject *>(call);
 }
 
 PyObject *connect(PyObject *, PyObject *given) {
@@ -226,14 +227,14 @@ PyObject *start(PyObject *, PyObject *given) {
   const char *name = nullptr;
   PyObject *type = nullptr;
   if (!PyArg_ParseTuple(given, "sO!", &name, &PyType_Type, &type)) return nullptr;
-  return made_road(name, reinterpret_cast<PyTypeObject *>(type));
+  return make_fast_call(name, reinterpret_cast<PyTypeObject *>(type));
   END_HANDLE_TH_ERRORS
 }
 
 PyObject *in_place(PyObject *, PyObject *given) {
   HANDLE_TH_ERRORS
   const char *name = PyUnicode_AsUTF8(given);
-  return name == nullptr ? nullptr : made_road(name, nullptr);
+  return name == nullptr ? nullptr : make_fast_call(name, nullptr);
   END_HANDLE_TH_ERRORS
 }
 
@@ -243,7 +244,7 @@ PyObject *wait(PyObject *, PyObject *tensor) {
     PyErr_SetString(PyExc_TypeError, "wait takes a plain torch.Tensor");
     return nullptr;
   }
-  wait_for(kept(tensor));
+  wait_for(retained(tensor));
   Py_RETURN_NONE;
   END_HANDLE_TH_ERRORS
 }
@@ -269,14 +270,14 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "phalanx_native", nullptr, -1, 
 }  // namespace
 
 PyMODINIT_FUNC PyInit_phalanx_native() {
-  road_type.tp_name = "phalanx_native.Road";
-  road_type.tp_basicsize = sizeof(Road);
-  road_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
-  road_type.tp_vectorcall_offset = offsetof(Road, vectorcall);
-  road_type.tp_call = PyVectorcall_Call;
-  road_type.tp_dealloc = road_dealloc;
+  fast_call_type.tp_name = "phalanx_native.FastCall";
+  fast_call_type.tp_basicsize = sizeof(FastCall);
+  fast_call_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
+  fast_call_type.tp_vectorcall_offset = offsetof(FastCall, vectorcall);
+  fast_call_type.tp_call = PyVectorcall_Call;
+  fast_call_type.tp_dealloc = fast_call_dealloc;
   elem_name = PyUnicode_InternFromString("elem");
   state_name = PyUnicode_InternFromString("_state");
-  if (elem_name == nullptr || state_name == nullptr || PyType_Ready(&road_type) != 0) return nullptr;
+  if (elem_name == nullptr || state_name == nullptr || PyType_Ready(&fast_call_type) != 0) return nullptr;
   return PyModule_Create(&definition);
 }

@@ -1,10 +1,10 @@
-// What gradients pass through between plain tensors and DTensors, as _autograd.py has it, without Python where nothing
-// is to be decided: the gradient is where it has to be, and no gradient of it is wanted. All else goes to Python.
+// The autograd nodes between plain tensors and DTensors, as in _autograd.py, without Python where there is nothing to
+// decide: the gradient has the right placements, and no gradient of it is wanted. All other cases go to Python.
 //
 //   record(gradient, from_local, to_local, redistribute)   once: what gives the Spec of a gradient for that of a
 //                         tensor, and the backward of each function: (spec, gradient) to the gradient of the input
 //   from_local(local, spec)       a DTensor of a plain tensor that requires gradients, or None: not for us
-//   to_local(tensor)              its local tensor, likewise
+//   to_local(tensor)              its local tensor, or None
 //   is_recorded(tensor)           whether redistributed takes this DTensor
 //   redistributed(tensor, made)   `made`, a DTensor without history, as the result of redistribute(tensor)
 #include "dtensor.h"
@@ -40,7 +40,7 @@ struct Known {
 };
 using KnownPtr = std::shared_ptr<const Known>;
 
-// Never destroyed: at exit Python is gone before they could be.
+// Never destroyed: Python ends before static objects are destroyed.
 auto &known_specs = *new std::unordered_map<PyObject *, KnownPtr>;
 constexpr size_t kMostSpecs = 4096;
 
@@ -83,7 +83,7 @@ bool wants_history(const at::Tensor &tensor) {
 
 template <Function kWhich>
 struct Backward final : Node {
-  KnownPtr known;  // of the DTensor: the result of from_local, the input of the others
+  KnownPtr known;  // the spec of the DTensor: the result of from_local, the input of the others
 
   std::string name() const override {
     return kWhich == kFromLocal ? "FromLocalBackward" : kWhich == kToLocal ? "ToLocalBackward" : "RedistributeBackward";
@@ -177,7 +177,7 @@ at::Tensor view_of(const at::Tensor &local) {
 // ---- functions of the module ----------------------------------------------------------------------------------------
 
 void forget_gradients() {
-  // What they hold goes last: to free it may run Python, which may call this.
+  // The objects that they hold are freed last: that may run Python, which may call this.
   std::unordered_map<PyObject *, KnownPtr> old;
   std::swap(old, known_specs);
 }

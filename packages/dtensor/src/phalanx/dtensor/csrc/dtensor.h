@@ -32,10 +32,10 @@ inline PyObject *object_of(const c10::TensorImpl *tensor) {
   return THPVariable_Unpack(local).key_set().has(c10::DispatchKey::Python) ? nullptr : object;
 }
 
-// What a DTensor is, as tensors of C++ need it.
+// The shape of a DTensor, as tensors of C++ need it.
 struct Shape {
   c10::SmallVector<int64_t, 5> sizes, strides;
-  py::object spec;  // a Spec; empty: there is no tensor
+  py::object spec;  // a DTensorSpec; empty: there is no tensor
 };
 
 inline bool read_ints(PyObject *tuple, c10::SmallVector<int64_t, 5> &into) {
@@ -79,7 +79,7 @@ inline at::Tensor wrapped(const at::Tensor &local, const Shape &shape) {
   return made;
 }
 
-// The GIL, which who has it may give up while an op runs.
+// Holds the GIL, which the owner may release while an op runs.
 struct Gil {
   PyGILState_STATE state = PyGILState_Ensure();
   PyThreadState *saved = nullptr;
@@ -89,8 +89,7 @@ struct Gil {
   }
 };
 
-// ---- boundary.cpp: functions of the module
-// ---------------------------------------------------------------------------
+// ---- boundary.cpp: functions of the module --------------------------------------------------------------------------
 
 PyObject *record(PyObject *, PyObject *given);
 PyObject *from_local(PyObject *, PyObject *const *given, Py_ssize_t count);

@@ -1,19 +1,19 @@
-// Calls of ops on DTensors whose Plan is no more than to run the op on the local tensors, without Python between.
+// The fast path of DTensors: calls of ops whose OpPlan only runs the op on the local tensors, without Python.
 //
-//   open(type, learn)   once: the class DTensor, and what is asked for the recipe of a call that is new. From now on
-//                       the ops of torch that come to the Python key are looked at here; gives their number
-//   forget()            forget all recipes, and what boundary.cpp keeps
-//   known()             the number of calls that are known, and of those of them that run here
-//   use(bool)           whether anything runs here, and says whether it did before; true at first
+//   open(type, learn)   called once, with the class DTensor and the function that gives the recipe of a new call. From
+//                       then on the ops of torch that reach the Python key come here first; returns their number
+//   forget()            drops all recipes, and what boundary.cpp keeps
+//   known()             the number of known calls, and the number of those that run here
+//   use(bool)           sets whether calls run here, and returns whether they did before; true at first
 //
 // and the functions of boundary.cpp.
 //
-// It knows no rules. What is called for the first time goes the way it would go without this file; then learn(op, args,
-// kwargs) says what was done: None (never here), or (what is called with other sizes, form, specs of the results). A
-// recipe is found by op, specs, and all other arguments. With a mode, or with any argument that is not a DTensor over
-// a plain tensor or a value, the call goes on to torch's own kernel for the Python key, as if this one were not there.
+// This file has no rules. The first call of a kind runs as if this file did not exist; then learn(op, args, kwargs)
+// says what was done: None (never run it here), or (arguments with other sizes, form, specs of the results). A recipe
+// is found by op, specs, and all other arguments. With a mode, or with an argument that is neither a DTensor over a
+// plain tensor nor a value, the call goes on to torch's own kernel for the Python key.
 //
-// Compiled by _fastpath.py for the torch and the Python that are installed, and loaded only by these.
+// _fastpath.py compiles this file for the installed torch and Python, and only these load it.
 #include "dtensor.h"
 // Python first, as it asks.
 #include <structmember.h>
@@ -60,7 +60,7 @@ enum class Form { kAside, kSelf, kOne, kTuple, kList };
 
 struct Recipe {
   Form form = Form::kAside;
-  std::vector<std::pair<size_t, c10::IValue>> sizes;  // what the op is called with instead
+  std::vector<std::pair<size_t, c10::IValue>> sizes;  // arguments that replace those of the call
   std::vector<Shape> results;
   std::vector<py::object> held;  // the specs in the key: while they live, their addresses are theirs
 };
@@ -80,13 +80,13 @@ struct Op {
   std::unordered_map<Key, std::shared_ptr<const Recipe>, KeyHash> recipes;
 };
 
-// Never destroyed: at exit Python is gone before they could be.
+// Never destroyed: Python ends before static objects are destroyed.
 std::vector<Op *> &ops = *new std::vector<Op *>;
 size_t count = 0;
 constexpr size_t kMostKept = 16384;  // a program that passes other numbers all the time must not fill memory
 
 void forget_all() {
-  // What the recipes hold goes last: to free it may run Python, which may call an op.
+  // The objects that the recipes hold are freed last: that may run Python, which may call an op.
   std::vector<decltype(Op::recipes)> old(ops.size());
   for (size_t i = 0; i < ops.size(); ++i) std::swap(old[i], ops[i]->recipes);
   count = 0;
@@ -164,7 +164,7 @@ at::Tensor local_of(const at::Tensor &tensor) {
   return THPVariable_Unpack(slot(tensor.unsafeGetTensorImpl()->pyobj_slot()->load_pyobj(), local_at));
 }
 
-// What is above Python: autograd and all else has been done for the DTensor.
+// The keys above Python: autograd and the others have run for the DTensor already.
 const c10::DispatchKeySet above_python =
     c10::DispatchKeySet(c10::DispatchKeySet::FULL) ^
     (c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, c10::DispatchKey::Python) |
@@ -178,7 +178,7 @@ bool is_writable(const c10::IValue &value) {
   return !tensor.is_view() && PyObject_HasAttr(object, mark) == 0;
 }
 
-// So little work that others may as well wait for it: to give up the GIL and take it again would cost more.
+// Below this the GIL is kept: to release it and take it again would cost more than other threads gain.
 constexpr int64_t kLittle = 4096;  // elements of all inputs together
 
 int64_t work_of(const at::Tensor &local) { return !local.defined() ? 0 : local.is_cpu() ? local.numel() : kLittle + 1; }
@@ -366,8 +366,8 @@ bool is_tensor(const c10::TypePtr &type) {
   return type->isSubtypeOf(*c10::TensorType::get()) || type->isSubtypeOf(*c10::ListType::ofTensors());
 }
 
-// Whether a Plan may run it as it is: it takes tensors and gives tensors, into no memory but that of its first
-// argument. Ops that are made of others come to the Python key as those.
+// Whether an OpPlan may run the op as it is: it takes and returns tensors, and writes no memory but that of its first
+// argument. Composite ops reach the Python key as the ops of which they are made.
 bool is_for_us(const c10::OperatorHandle &op) {
   if (!op.hasSchema() || op.schema().returns().empty() || op.schema().arguments().empty()) return false;
   if (op.operator_name().name.rfind("aten::", 0) != 0) return false;

@@ -1,4 +1,4 @@
-// The pieces of a pool's segments, taken and free. Independent of torch, Python and threads.
+// The used and free pieces of a pool's segments. Independent of torch, Python and threads.
 #pragma once
 
 #include <cstddef>
@@ -19,9 +19,9 @@ class Heap {
     char *base = nullptr;
     size_t size_bytes = 0;
     size_t used_bytes = 0;
-    void *owner = nullptr;  // of the caller
+    void *owner = nullptr;  // belongs to the caller
   };
-  using Index = uint64_t;  // of a segment, counted from 0 in the order in which they came; never used again
+  using Index = uint64_t;  // number of a segment, in the order of `add`; never used again
 
   // A piece of at least `nbytes`, aligned as torch's are. NULL: no hole is large enough.
   void *take(size_t nbytes);
@@ -50,7 +50,7 @@ class Heap {
   Pieces pieces_;
   std::set<Hole> holes_;
   Index next_ = 0;
-  size_t shared_bytes_ = size_t{2} << 20;  // of the next segment for small pieces
+  size_t shared_bytes_ = size_t{2} << 20;  // size of the next segment for small pieces
 };
 
 }  // namespace phalanx_pool

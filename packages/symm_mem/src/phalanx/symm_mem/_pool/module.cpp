@@ -25,7 +25,7 @@ struct Dead {
 };
 std::atomic<Dead *> all_dead{nullptr};
 
-// Needs the GIL.
+// The caller holds the GIL.
 int bury(void *) {
   for (Dead *each = all_dead.exchange(nullptr); each != nullptr;) {
     const std::unique_ptr<Dead> gone(each);
@@ -35,8 +35,8 @@ int bury(void *) {
   return 0;
 }
 
-// For any thread, with or without the GIL. It does not wait for the GIL: the thread that holds it may wait for this
-// one.
+// May be called on any thread, with or without the GIL. It does not wait for the GIL, because the thread that holds it
+// may wait for this one.
 void let_go(void *object) {
   if (Py_IsInitialized() == 0) return;  // the process ends, and its memory with it
   Dead *const dead = new Dead{static_cast<PyObject *>(object), all_dead.load()};

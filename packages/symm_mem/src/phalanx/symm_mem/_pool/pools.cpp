@@ -48,7 +48,7 @@ State &state() {
 
 uintptr_t number(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-// Needs the mutex. Returns the segment's owner, for Source::release after the mutex is released.
+// The caller holds the mutex. Returns the segment's owner, for Source::release after the mutex is released.
 void *remove(const PoolRef &pool, Heap::Index index) {
   state().places.erase(number(pool->heap.segments().at(index).base));
   return pool->heap.remove(index);
