@@ -54,7 +54,7 @@ def distribute_tensor(
 
     Example:
         >>> x = distribute_tensor(torch.arange(4), mesh, [Shard(0)])  # over two ranks
-        >>> x.to_local()  # on the first
+        >>> x.to_local()  # on rank 0
         tensor([0, 1])
     """
     mesh = current_mesh("distribute_tensor") if device_mesh is None else _compile.real_mesh(device_mesh)

@@ -62,7 +62,7 @@ def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -
     Source: torch.distributed.tensor.debug.visualize_sharding.
 
     Example:
-        >>> visualize_sharding(ones(4, 2, device_mesh=mesh, placements=[Shard(0)]))
+        >>> visualize_sharding(ones(4, 2, device_mesh=mesh, placements=[Shard(0)]))  # on rank 0
                  Col 0-1
         -------  -------
         Row 0-1  cpu:0
