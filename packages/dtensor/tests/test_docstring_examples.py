@@ -1,9 +1,9 @@
 """The examples in docstrings."""
 
-from docstring_examples import check_examples
 from torch.distributed.device_mesh import init_device_mesh
 
 import phalanx.dtensor.parallel
+from docstring_examples import check_examples
 
 
 def names(rank, size):
