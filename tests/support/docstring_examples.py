@@ -68,7 +68,7 @@ def _run(
                 example.want = f"{_ELSEWHERE}\n"
         report: list[str] = []
         runner = doctest.DocTestRunner(_Checker(), verbose=False, optionflags=doctest.ELLIPSIS)
-        runner.run(test, out=report.append)
+        runner.run(test, out=report.append, clear_globs=False)  # Dynamo removes its own names from them
         if runner.failures:
             failed[name] = "".join(report)
     return failed

@@ -66,6 +66,12 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: torch.device | s
         InvalidArgumentError: The size is wrong or too large.
         UnsupportedError: The device type has no allocator.
         OutOfMemoryError: There is not enough memory.
+
+    Example:
+        >>> tensor = empty(2, 3)
+        >>> tensor, is_symm_mem_tensor(tensor)
+        (tensor([[0., 0., 0.],
+                [0., 0., 0.]]), True)
     """
     shape = tuple(size[0]) if len(size) == 1 and isinstance(size[0], Sequence) else size
     stride, elements = [], 1
@@ -114,6 +120,10 @@ def empty_strided_p2p(
         MismatchError: The alloc id was used with another number of bytes; the text gives both.
         UnsupportedError: The device type has no allocator.
         OutOfMemoryError: There is not enough memory.
+
+    Example:
+        >>> empty_strided_p2p((2, 3), (1, 2), torch.float32, "cpu").stride()
+        (1, 2)
     """
     if not isinstance(dtype, torch.dtype):
         raise InvalidArgumentError(f"dtype is {dtype!r}; give a torch.dtype")
@@ -142,6 +152,11 @@ def drop(alloc_id: int, group_name: str | None = None, device: torch.device | st
     Raises:
         InUseError: A tensor of it is alive.
         NotFoundError: There is no such allocation.
+
+    Example:
+        >>> tensor = empty_strided_p2p((4,), (1,), torch.float32, "cpu", alloc_id=7)
+        >>> del tensor  # its memory stays
+        >>> drop(7)
     """
     context, place = current(), with_index(torch.device(device))
     key = (place.type, place.index or 0)
@@ -164,6 +179,10 @@ def is_symm_mem_tensor(tensor: torch.Tensor) -> bool:
 
     Args:
         tensor: Any tensor.
+
+    Example:
+        >>> is_symm_mem_tensor(empty(4)[1:]), is_symm_mem_tensor(torch.empty(4))
+        (True, False)
     """
     return find(tensor) is not None
 

@@ -75,6 +75,14 @@ def register_allocator(device_type: str, allocator: Allocator) -> None:
 
     Raises:
         InvalidArgumentError: The device type is not valid, or the allocator has no name.
+
+    Example:
+        >>> class Named(WorldAllocator):
+        ...     name = "NAMED"
+        >>> with rank_context():
+        ...     register_allocator("cpu", Named())
+        ...     get_backend("cpu")
+        'NAMED'
     """
     context, kind = current(), _type_of(device_type)
     if not isinstance(getattr(allocator, "name", None), str):
@@ -94,6 +102,10 @@ def get_allocator(device_type: str) -> Allocator:
 
     Raises:
         UnsupportedError: The device type has no allocator.
+
+    Example:
+        >>> get_allocator("cpu").name
+        'SHM'
     """
     allocator = _registered(current(), _type_of(device_type))
     if allocator is None:
@@ -113,6 +125,10 @@ def has_allocator(device_type: str) -> bool:
 
     Args:
         device_type: A device type, such as "cpu".
+
+    Example:
+        >>> has_allocator("cpu"), has_allocator("meta")
+        (True, False)
     """
     return _registered(current(), _type_of(device_type)) is not None
 
@@ -131,6 +147,9 @@ def set_backend(name: str) -> None:
     Raises:
         UnsupportedError: There is no such backend; the text lists the known ones. NVSHMEM and NCCL, as in
             torch, do not exist.
+
+    Example:
+        >>> set_backend("SHM")
     """
     context = current()
     with context.lock:
@@ -153,6 +172,10 @@ def get_backend(device: torch.device | str) -> str | None:
 
     Args:
         device: A device, such as "cpu" (by default "SHM") or "cuda:1" (by default "CUDA").
+
+    Example:
+        >>> get_backend("cpu"), get_backend("meta")
+        ('SHM', None)
     """
     allocator = _registered(current(), torch.device(device).type)
     return None if allocator is None else allocator.name
@@ -162,5 +185,9 @@ def is_nvshmem_available() -> bool:
     """Whether there is a backend that uses NVSHMEM. Always False.
 
     As the function of this name in `torch.distributed._symmetric_memory`.
+
+    Example:
+        >>> is_nvshmem_available()
+        False
     """
     return False

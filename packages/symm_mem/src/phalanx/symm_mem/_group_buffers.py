@@ -69,6 +69,10 @@ def get_symm_mem_workspace(group_name: str, min_size: int, device: torch.device 
     Raises:
         InvalidArgumentError: The size is negative.
         PhalanxError: As `rendezvous`.
+
+    Example:
+        >>> get_symm_mem_workspace(group.group_name, 1000).buffer_size >= 1000
+        True
     """
     if min_size < 0:
         raise InvalidArgumentError(f"get_symm_mem_workspace: min_size is {min_size}; expected a number of bytes")

@@ -60,6 +60,13 @@ class SymmetricMemory(metaclass=_HandleType):
         signal_pad_size: Bytes of each rank's signal pad.
         signal_channels: Number of channels.
         symm: The handle of the core, with the collectives on symmetric memory.
+
+    Example:
+        >>> tensor = empty(2).fill_(rank)
+        >>> handle = rendezvous(tensor, group)
+        >>> handle.barrier()
+        >>> handle.get_buffer(1, tensor.shape, tensor.dtype)
+        tensor([1., 1.])
     """
 
     # Functions of this package, assigned in __init__.py.
@@ -438,6 +445,14 @@ def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
         InvalidArgumentError: There is no such rank, `src` does not fit into its block, or an argument is of the wrong
             kind. Nothing was copied.
         RevokedError: The group failed before.
+
+    Example:
+        >>> inbox = empty(2)
+        >>> handle = rendezvous(inbox, group)
+        >>> put_signal(torch.full((2,), rank + 1.0), handle, 1 - rank)
+        >>> wait_signal(handle, 1 - rank)
+        >>> inbox  # on rank 1
+        tensor([1., 1.])
     """
     _check_handle("put_signal", hdl)
     if not isinstance(src, torch.Tensor) or src.device != hdl.device:
@@ -460,6 +475,11 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
 
     Raises:
         WaitTimeoutError, PeerDeadError, InvalidArgumentError: As `SymmetricMemory.wait_signal`.
+
+    Example:
+        >>> handle = rendezvous(empty(2), group)
+        >>> handle.put_signal(1 - rank)
+        >>> wait_signal(handle, 1 - rank)
     """
     _check_handle("wait_signal", hdl)
     hdl.wait_signal(peer)

@@ -174,6 +174,11 @@ def set_group_info(group_name: str, rank: int, world_size: int, store: Any) -> N
     Raises:
         AlreadyExistsError: The name is taken.
         InvalidArgumentError: An argument is wrong.
+
+    Example:
+        >>> set_group_info("pair", rank, 2, dist.FileStore("pair", 2))
+        >>> rendezvous(empty(4), "pair").world_size
+        2
     """
     if not isinstance(group_name, str) or not group_name:
         raise InvalidArgumentError(f"set_group_info: group_name is {group_name!r}; give a name")
@@ -201,6 +206,10 @@ def get_group_info(group_name: str) -> GroupInfo:
 
     Raises:
         NotFoundError: There is no such group.
+
+    Example:
+        >>> get_group_info(group.group_name).world_size
+        2
     """
     return resolve(group_name).info
 
@@ -215,6 +224,9 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
     Raises:
         NotFoundError: There is no such group.
+
+    Example:
+        >>> enable_symm_mem_for_group(group.group_name)
     """
     resolve(group_name)
 

@@ -35,6 +35,11 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
         MismatchError: The blocks of the ranks differ; the text, on every rank, names the one that differs.
         WaitTimeoutError: Ranks did not come; the text names them. The group is unusable afterwards.
         UnsupportedError: The ranks share no memory, such as those of different hosts; or a stream is being captured.
+
+    Example:
+        >>> handle = rendezvous(empty(4), group)
+        >>> handle.world_size, handle.buffer_size
+        (2, 16)
     """
     allocation, offset = _allocation_of("rendezvous", tensor)
     members = resolve(_group_of("rendezvous", allocation, group))
@@ -64,6 +69,12 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
     Raises:
         NotFoundError: There was no rendezvous, or there is no such group.
         InvalidArgumentError: The tensor is ordinary memory, or no group was given.
+
+    Example:
+        >>> tensor = empty(4)
+        >>> handle = rendezvous(tensor, group)
+        >>> get_symmetric_memory(tensor, group) is handle
+        True
     """
     allocation, offset = _allocation_of("get_symmetric_memory", tensor)
     members = resolve(_group_of("get_symmetric_memory", allocation, group))

@@ -21,6 +21,12 @@ def set_signal_pad_size(size: int) -> None:
     Raises:
         InvalidArgumentError: The size is not a number of bytes, or too large.
         InUseError: This rank has allocated before, with another number of channels.
+
+    Example:
+        >>> with rank_context():
+        ...     set_signal_pad_size(4096)
+        ...     rendezvous(empty(4), group).signal_channels
+        512
     """
     current().set_signal_pad_size(size)
 
@@ -32,5 +38,9 @@ def get_signal_pad_size() -> int:
 
     Returns:
         The argument of `set_signal_pad_size`, or the size of the default number of channels.
+
+    Example:
+        >>> get_signal_pad_size()
+        512
     """
     return current().signal_pad_size

@@ -248,6 +248,11 @@ def rank_context(*, timeout_ms: int = 0, signal_channels: int = 0) -> Iterator[R
 
     Yields:
         The context.
+
+    Example:
+        >>> with rank_context(signal_channels=8):
+        ...     rendezvous(empty(4), group).signal_channels
+        8
     """
     context = RankContext(timeout_ms, signal_channels)
     try:
@@ -262,6 +267,12 @@ def finalize() -> None:
 
     Tensors stay valid until they are dropped. The rank of the process starts anew at its next call; one of
     `rank_context` stays closed. At the end of a process this happens automatically.
+
+    Example:
+        >>> tensor = empty(4)
+        >>> finalize()
+        >>> tensor, is_symm_mem_tensor(tensor)
+        (tensor([0., 0., 0., 0.]), False)
     """
     context = current()
     if _current.get() is None:

@@ -73,6 +73,12 @@ def get_mem_stats() -> MemStats:
 
     Returns:
         A tuple (blocks, size_bytes) with further attributes: see `MemStats`.
+
+    Example:
+        >>> with rank_context():
+        ...     tensor = empty(4)
+        ...     get_mem_stats()[:]
+        (1, 16)
     """
     context = current()
     if not context.has_world:

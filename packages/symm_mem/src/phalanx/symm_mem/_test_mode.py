@@ -39,6 +39,10 @@ def is_symm_mem_enabled_for_group(group_name: str) -> bool:
 
     Raises:
         InvalidArgumentError: The name is not a string.
+
+    Example:
+        >>> is_symm_mem_enabled_for_group(group.group_name), is_symm_mem_enabled_for_group("none")
+        (True, False)
     """
     if not isinstance(group_name, str):
         raise InvalidArgumentError(f"is_symm_mem_enabled_for_group: group_name is {group_name!r}; give a name")

@@ -44,6 +44,12 @@ def reduce_scatter_offset(
     Raises:
         InvalidArgumentError: An argument is wrong on this rank. Nothing was sent.
         PhalanxError: As `rendezvous`.
+
+    Example:
+        >>> matrix, row = empty(2, 3).fill_(rank + 1), torch.empty(1, 3)
+        >>> reduce_scatter_offset(matrix, [row], group, dim=0)
+        >>> row
+        tensor([[3., 3., 3.]])
     """
     name = resolve(group).name
     torch.ops.phalanx.reduce_scatter_offset(input, list(out), name, dim, offsets, dst_ranks, red_op)

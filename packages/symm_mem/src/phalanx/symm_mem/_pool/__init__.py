@@ -63,6 +63,13 @@ class MemPool:
 
     Raises:
         UnsupportedError: There is no compiler, or other code replaced the allocator; the text says what to do.
+
+    Example:
+        >>> pool = MemPool()
+        >>> with use_mem_pool(pool):
+        ...     hidden = torch.ones(16)
+        >>> pool
+        MemPool(1 segments, 64 of 2097152 bytes in use)
     """
 
     def __init__(self) -> None:
@@ -148,6 +155,10 @@ def get_mem_pool(device: torch.device | str = "cpu") -> MemPool | CudaMemPool:
 
     Raises:
         UnsupportedError: There is no such device, or as `MemPool`.
+
+    Example:
+        >>> get_mem_pool() is get_mem_pool()
+        True
     """
     place = _checked("get_mem_pool", device)
     context = current()
@@ -175,6 +186,10 @@ def get_mempool_allocator(device: torch.device | str = "cpu") -> Allocator:
 
     Raises:
         UnsupportedError: There is no such device.
+
+    Example:
+        >>> get_mempool_allocator("cpu").name
+        'SHM'
     """
     return get_allocator(_checked("get_mempool_allocator", device).type)
 
@@ -198,6 +213,12 @@ def use_mem_pool(pool: MemPool | CudaMemPool) -> Iterator[None]:
         InvalidArgumentError: The pool belongs to another rank context, or one that was closed, or to the process that
             this one was forked from.
         torch.OutOfMemoryError: Raised by torch's ops if there is not enough memory for a new segment.
+
+    Example:
+        >>> with use_mem_pool(get_mem_pool()):
+        ...     hidden = torch.ones(4) @ torch.ones(4, 2)
+        >>> is_symm_mem_tensor(hidden)
+        True
     """
     if isinstance(pool, CudaMemPool) and pool.context is current():
         with pool.entered():
