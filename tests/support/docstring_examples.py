@@ -15,12 +15,12 @@ import importlib
 import inspect
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ranks import run_ranks, scratch
 
-__all__ = ["check_examples"]
+__all__ = ["check_examples", "run_examples"]
 
 _ON_RANK = re.compile(r"#.* on rank (\d)")
 _ELSEWHERE = "<on another rank>"  # what a call for another rank is expected to print
@@ -59,6 +59,11 @@ def _run(
         objects |= public_objects(module_name)
     names = {"torch": torch, "dist": dist, "pc": pc, "rank": rank, "group": dist.group.WORLD}
     names |= {**(add(rank, size) if add is not None else {}), **objects}
+    return run_examples(rank, objects, names)
+
+
+def run_examples(rank: int, objects: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, str]:
+    """Runs, on one rank, the examples of objects, which have these names. Returns what failed, by name."""
     failed = {}
     for name, value in objects.items():
         test = doctest.DocTestParser().get_doctest(inspect.getdoc(value) or "", dict(names), name, None, 0)

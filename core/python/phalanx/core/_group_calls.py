@@ -98,6 +98,9 @@ class GroupCalls(Uncopied):
 
         Raises:
             WaitTimeoutError: Ranks did not come; the text names them.
+
+        Example:
+            >>> group.barrier()
         """
         options = ffi.NULL
         if timeout_ms != 0 or device is not None or stream != 0:
@@ -134,6 +137,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> x = array("f", [rank + 1, 0.5])
+            >>> group.all_reduce(x)
+            >>> x
+            array('f', [3.0, 1.0])
         """
         target = source if out is None else out
         return self._collective(ALL_REDUCE, source, target, count, dtype, (reduce_op_of(op),), blocking, options)
@@ -166,6 +175,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0])
+            >>> group.reduce_scatter(array("i", [1, 2]), out)
+            >>> out  # on rank 1
+            array('i', [4])
         """
         return self._collective(REDUCE_SCATTER, source, out, count, dtype, (reduce_op_of(op),), blocking, options)
 
@@ -197,6 +212,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0] * (rank + 1))
+            >>> group.reduce_scatter_v(array("i", [1, 2, 3]), out, [1, 2])
+            >>> out  # on rank 1
+            array('i', [4, 6])
         """
         source_side, out_side = operand(source, "source", False), operand(out, "out", True)
         kind = resolve_dtype(dtype, (source_side, out_side))
@@ -235,6 +256,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> x = array("i", [rank + 1])
+            >>> group.reduce(x, x, op="max")
+            >>> x  # on rank 0
+            array('i', [2])
         """
         root = c_root(root_group_rank, self)
         return self._collective(REDUCE, source, out, count, dtype, (reduce_op_of(op), root), blocking, options, root)
@@ -267,6 +294,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0, 0])
+            >>> group.all_gather(array("i", [rank + 5]), out)
+            >>> out
+            array('i', [5, 6])
         """
         return self._collective(ALL_GATHER, source, out, count, dtype, (), blocking, options)
 
@@ -296,6 +329,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0, 0, 0])
+            >>> group.all_gather_v(array("i", [rank + 5] * (rank + 1)), out, [1, 2])
+            >>> out
+            array('i', [5, 6, 6])
         """
         source_side, out_side = operand(source, "source", False), operand(out, "out", True)
         kind = resolve_dtype(dtype, (source_side, out_side))
@@ -331,6 +370,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0, 0])
+            >>> group.all_to_all(array("i", [10 * rank, 10 * rank + 1]), out)
+            >>> out  # on rank 1
+            array('i', [1, 11])
         """
         return self._collective(ALL_TO_ALL, source, out, count, dtype, (), blocking, options)
 
@@ -362,6 +407,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0] * 2 * (rank + 1))
+            >>> group.all_to_all_v(array("i", [5, 6, 7]), [1, 2], out, [rank + 1] * 2)
+            >>> out  # on rank 1
+            array('i', [6, 7, 6, 7])
         """
         source_side, out_side = operand(source, "source", False), operand(out, "out", True)
         kind = resolve_dtype(dtype, (source_side, out_side))
@@ -396,6 +447,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> x = array("i", [rank])
+            >>> group.broadcast(x, root_group_rank=1)
+            >>> x
+            array('i', [1])
         """
         root = c_root(root_group_rank, self)
         side, n, kind = resolve_buffer(self, buffer, count, dtype, root)
@@ -430,6 +487,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0, 0])
+            >>> group.gather(array("i", [rank + 5]), out)
+            >>> out  # on rank 0
+            array('i', [5, 6])
         """
         root = c_root(root_group_rank, self)
         return self._collective(GATHER, source, out, count, dtype, (root,), blocking, options, root)
@@ -463,6 +526,12 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0])
+            >>> group.scatter(array("i", [5, 6]), out)
+            >>> out  # on rank 1
+            array('i', [6])
         """
         root = c_root(root_group_rank, self)
         return self._collective(SCATTER, source, out, count, dtype, (root,), blocking, options, root)
@@ -501,6 +570,11 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> group.send(array("i", [rank]), 1 - rank)
+            >>> group.recv(array("i", [0]), 1 - rank)  # on rank 1
+            0
         """
         side, n, kind, number = self._message(source, "source", count, dtype, tag)
         peer = c_integer(peer_group_rank, "peer_group_rank", 0, self.group_size - 1)
@@ -574,6 +648,14 @@ class GroupCalls(Uncopied):
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0])
+            >>> work = group.recv(out, 1 - rank, blocking=False)
+            >>> group.send(array("i", [rank + 5]), 1 - rank)
+            >>> work.wait()
+            >>> out  # on rank 1
+            array('i', [5])
         """
         side, n, kind, number = self._message(out, "out", count, dtype, tag)
         peer = c_integer(peer_group_rank, "peer_group_rank", ANY_RANK, self.group_size - 1)
@@ -590,9 +672,7 @@ class GroupCalls(Uncopied):
     def messages(self, messages: Iterable[Message], **options: Unpack[MessageOptions]) -> None:
         """Send and receive several messages at once, so that their order does not matter. Not collective.
 
-        Messages between two ranks in one direction keep their order. For example::
-
-            group.messages([Message.recv(there, left), Message.send(here, right)])
+        Messages between two ranks in one direction keep their order.
 
         Args:
             messages: Made by the methods of `Message`. May be empty. On a GPU at most 96, to and from 32 ranks.
@@ -602,6 +682,12 @@ class GroupCalls(Uncopied):
             InvalidArgumentError: An argument is wrong; the text names the message. Nothing was sent.
             UnsupportedError: There are too many of them for a GPU.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> out = array("i", [0])
+            >>> group.messages([Message.recv(out, 1 - rank), Message.send(array("i", [rank + 5]), 1 - rank)])
+            >>> out  # on rank 1
+            array('i', [5])
         """
         rows: list[tuple[Any, ...]] = []
         operands: list[Operand] = []

@@ -37,6 +37,12 @@ class Call:
     """One call of `Group.coalesced`, made by the method that has the name of the collective.
 
     The methods take what those of `Group` take, and check nothing: `Group.coalesced` does.
+
+    Example:
+        >>> x = array("i", [rank])
+        >>> group.coalesced([Call.all_reduce(x), Call.broadcast(array("i", [rank]))])
+        >>> x
+        array('i', [1])
     """
 
     spec: CollectiveSpec

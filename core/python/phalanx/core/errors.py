@@ -288,6 +288,10 @@ def check(status: int) -> int:
     Raises:
         PhalanxError: The subclass that fits the status.
         BaseException: What a signal handler raised while this thread waited, such as KeyboardInterrupt.
+
+    Example:
+        >>> check(lib.phx_world_check(world.pointer))
+        0
     """
     if status < 0:
         raise_last(status)

@@ -87,7 +87,12 @@ class Group(GroupCalls):
         return "failed" if self._info().state else "active"
 
     def error(self) -> PhalanxError | None:
-        """The first cause of the group's failure, or None while it is healthy. Never blocks."""
+        """The first cause of the group's failure, or None while it is healthy. Never blocks.
+
+        Example:
+            >>> group.error() is None
+            True
+        """
         info = new_info()
         status = lib.phx_group_get_error(self._handle.pointer, info)
         if status == _NOT_FOUND:
@@ -100,6 +105,12 @@ class Group(GroupCalls):
 
         Args:
             reason: Named by the RevokedError that the ranks get.
+
+        Example:
+            >>> alone = group.split(rank)
+            >>> alone.revoke("no more data")
+            >>> alone.state
+            'failed'
         """
         check(lib.phx_group_revoke(self._handle.pointer, c_text(reason, "reason")))
 
@@ -111,6 +122,14 @@ class Group(GroupCalls):
         Args:
             reason: For the MismatchError of the other ranks.
             channel: The channel of the collective.
+
+        Example:
+            >>> both = group.split(0)
+            >>> try:  # prints on rank 1
+            ...     both.barrier() if rank else both.refuse("count is negative")
+            ... except MismatchError as error:
+            ...     print("count is negative" in str(error))
+            True
         """
         check(lib.phx_group_refuse(self._handle.pointer, channel, c_text(reason, "reason")))
 
@@ -121,6 +140,9 @@ class Group(GroupCalls):
 
         Args:
             timeout_ms: In milliseconds; 0 is the default of the world, as at first.
+
+        Example:
+            >>> group.set_timeout(10_000)
         """
         check(lib.phx_group_set_timeout(self._handle.pointer, c_timeout(timeout_ms)))
 
@@ -142,6 +164,10 @@ class Group(GroupCalls):
 
         Raises:
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> group.split(0, key=-rank).ranks
+            (1, 0)
         """
         out = ffi.new("phx_group **")
         numbers = (c_integer(color, "color", -INT32_MAX, INT32_MAX), c_integer(key, "key", -INT32_MAX, INT32_MAX))
@@ -164,6 +190,10 @@ class Group(GroupCalls):
         Raises:
             RevokedError: This rank came too late, and the others went on without it.
             WaitTimeoutError: The survivors could not make the group in time.
+
+        Example:
+            >>> group.shrink().ranks
+            (0, 1)
         """
         out = ffi.new("phx_group **")
         check(lib.phx_group_shrink(self._handle.pointer, _name(name), c_timeout(timeout_ms), out))
@@ -184,6 +214,10 @@ class Group(GroupCalls):
 
         Raises:
             RevokedError: This rank came too late, and the others went on without it.
+
+        Example:
+            >>> group.agree(0b01 if rank == 0 else 0b11)
+            Agreement(bits=1, alive=(0, 1))
         """
         inout = ffi.new("uint64_t *", c_integer(bits, "bits", 0, UINT64_MAX))
         alive = ffi.new("uint8_t[]", self.group_size)
@@ -204,6 +238,10 @@ class Group(GroupCalls):
         Raises:
             MismatchError: Sizes differ; the text names the odd rank.
             NotFoundError: The address is in no block of this world.
+
+        Example:
+            >>> group.rendezvous(world.alloc(64))  # on rank 1
+            Symm(64 bytes on Group('all', rank 1 of 2))
         """
         out = ffi.new("phx_symm **")
         inside = operand(block, "block", writable=False)
@@ -215,6 +253,10 @@ class Group(GroupCalls):
 
         Args:
             block: A Memory, or an address inside one.
+
+        Example:
+            >>> group.find_symm(memory) == symm, group.find_symm(world.alloc(64))
+            (True, None)
         """
         out = ffi.new("phx_symm **")
         inside = operand(block, "block", writable=False)
@@ -236,9 +278,7 @@ class Group(GroupCalls):
         """Run several collectives as one: small ones share rounds, so many cost little more than one. Collective.
 
         All ranks give the same calls in one order; their dtypes, reductions and roots may differ. No output may
-        overlap another output or input. All complete together. For example::
-
-            group.coalesced([Call.all_reduce(a), Call.all_gather(b, c), Call.broadcast(d)])
+        overlap another output or input. All complete together.
 
         Args:
             calls: Made by the methods of `Call`. May be empty.
@@ -251,6 +291,12 @@ class Group(GroupCalls):
         Raises:
             InvalidArgumentError: An argument is wrong; the text names the call. Nothing was sent.
             MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+
+        Example:
+            >>> x, y = array("i", [rank]), array("i", [rank])
+            >>> group.coalesced([Call.all_reduce(x), Call.broadcast(y, root_group_rank=1)])
+            >>> x, y
+            (array('i', [1]), array('i', [1]))
         """
         return Coalesced(self, calls).run(blocking=blocking, **options)
 
@@ -265,13 +311,26 @@ class Group(GroupCalls):
 
         Raises:
             InvalidArgumentError: An argument is wrong; the text names the call.
+
+        Example:
+            >>> x = array("i", [1])
+            >>> calls = group.prepare([Call.all_reduce(x)])
+            >>> calls.run()
+            >>> calls.run()
+            >>> x
+            array('i', [4])
         """
         return Coalesced(self, calls)
 
     # ---- how algorithms are chosen --------------------------------------------------------------
 
     def get_tuning(self) -> Tuning:
-        """The values by which the group chooses its algorithms; those of its group rank 0. Not collective."""
+        """The values by which the group chooses its algorithms; those of its group rank 0. Not collective.
+
+        Example:
+            >>> group.get_tuning().one_shot_bytes > 0
+            True
+        """
         return get_tuning(self._handle.pointer)
 
     def set_tuning(self, tuning: Tuning, timeout_ms: int = 0) -> None:
@@ -283,6 +342,11 @@ class Group(GroupCalls):
 
         Raises:
             InvalidArgumentError: A value is out of range; raised on every rank alike.
+
+        Example:
+            >>> group.set_tuning(Tuning(one_shot_bytes=4096))
+            >>> group.get_tuning().one_shot_bytes
+            4096
         """
         check(lib.phx_group_set_tuning(self._handle.pointer, c_tuning(tuning), c_timeout(timeout_ms)))
 
@@ -295,6 +359,9 @@ class Group(GroupCalls):
 
         Raises:
             SystemCallError: It cannot be written.
+
+        Example:
+            >>> group.save_tuning("tuning")
         """
         check(lib.phx_group_save_tuning(self._handle.pointer, c_path(path)))
 
@@ -303,6 +370,10 @@ class Group(GroupCalls):
 
         Until the first rendezvous of memory of GPUs, or the first collective on it, they are the built-in ones, unless
         others were set; then those of the table, if it has a row for group rank 0's GPU.
+
+        Example:
+            >>> group.get_gpu_tuning().line_bytes > 0
+            True
         """
         return get_gpu_tuning(self._handle.pointer)
 
@@ -315,6 +386,11 @@ class Group(GroupCalls):
 
         Raises:
             InvalidArgumentError: A value is out of range; raised on every rank alike.
+
+        Example:
+            >>> group.set_gpu_tuning(GpuTuning(line_bytes=4096))
+            >>> group.get_gpu_tuning().line_bytes
+            4096
         """
         check(lib.phx_group_set_gpu_tuning(self._handle.pointer, c_gpu_tuning(tuning), c_timeout(timeout_ms)))
 

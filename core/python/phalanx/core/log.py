@@ -25,6 +25,10 @@ def set_log(function: LogFunction | logging.Logger | None, min_level: int = logg
         function: Called with (level of `logging`, file, line, message); or a Logger; None turns
             logging off.
         min_level: A level of `logging`; what is below it is not logged.
+
+    Example:
+        >>> set_log(logging.getLogger("phalanx"), logging.ERROR)
+        >>> set_log(None)
     """
     if function is None:
         check(lib.phx_set_log(ffi.NULL, ffi.NULL, 0))

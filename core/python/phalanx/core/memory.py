@@ -155,6 +155,10 @@ class Memory(Uncopied):
 
         Raises:
             UnsupportedError: The block is not in host memory.
+
+        Example:
+            >>> memory.buffer().nbytes
+            4096
         """
         if self.device[0] != "cpu":
             raise UnsupportedError(

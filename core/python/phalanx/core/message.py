@@ -11,6 +11,12 @@ class Message:
     """One message of `Group.messages`, made by `send` or `recv`.
 
     They take what `Group.send` and `Group.recv` take, and check nothing: `Group.messages` does.
+
+    Example:
+        >>> out = array("i", [0])
+        >>> group.messages([Message.send(array("i", [rank + 5]), 1 - rank), Message.recv(out, 1 - rank)])
+        >>> out  # on rank 1
+        array('i', [5])
     """
 
     sends: bool

@@ -28,6 +28,12 @@ class Store(Uncopied):
     """A key-value store that all ranks see. Make one of the subclasses.
 
     A `timeout_ms` of 0 means the core's default. Thread-safe. Nothing here is collective.
+
+    Example:
+        >>> store = MemoryStore()
+        >>> store.set("key", "value")
+        >>> store.get("key"), store.add("counter", 2)
+        (b'value', 2)
     """
 
     def __init__(self, pointer: Any, what: str, keep: object = None) -> None:
@@ -117,7 +123,12 @@ def _out() -> Any:
 
 
 class MemoryStore(Store):
-    """A store for ranks that are threads of one process."""
+    """A store for ranks that are threads of one process.
+
+    Example:
+        >>> MemoryStore().add("counter", 2)
+        2
+    """
 
     def __init__(self) -> None:
         out = _out()
@@ -130,6 +141,12 @@ class FileStore(Store):
 
     Args:
         path: The file; made if it does not exist.
+
+    Example:
+        >>> store = FileStore(f"store of rank {rank}")
+        >>> store.set("key", "value")
+        >>> store.get("key")
+        b'value'
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -145,6 +162,13 @@ class TCPStore(Store):
     Attributes:
         address: Where it is bound or connected to.
         port: The port of it.
+
+    Example:
+        >>> server = TCPStore.serve(token="secret")
+        >>> client = TCPStore.connect(server.address, server.port, token="secret")
+        >>> client.set("key", "value")
+        >>> server.get("key")
+        b'value'
     """
 
     def __init__(self, pointer: Any, address: str, port: int) -> None:
@@ -206,6 +230,12 @@ class PrefixStore(Store):
     Args:
         base: The store looked at; kept alive.
         prefix: Put before each key.
+
+    Example:
+        >>> base = MemoryStore()
+        >>> PrefixStore(base, "job/").set("key", "value")
+        >>> base.get("job/key")
+        b'value'
     """
 
     def __init__(self, base: Store, prefix: str) -> None:
@@ -253,6 +283,11 @@ def as_store(store: Any) -> Store:
 
     Raises:
         InvalidArgumentError: The object lacks the methods of a store.
+
+    Example:
+        >>> store = MemoryStore()
+        >>> as_store(store) is store
+        True
     """
     return store if isinstance(store, Store) else CallbackStore(store)
 

@@ -51,6 +51,11 @@ class Symm(Uncopied):
         signal_channels: Number of independent channels of signals and of barriers.
         signal_pad_bytes: Bytes of one rank's signal pad: group_size * pad_stride words.
         pad_stride: Words of a pad from those of one writer to those of the next.
+
+    Example:
+        >>> memory = world.alloc(4096)
+        >>> symm = group.rendezvous(memory)
+        >>> own = memory.buffer().cast("i")  # the block of this rank
     """
 
     def __init__(self, group: GroupCalls, pointer: Any) -> None:
@@ -115,6 +120,12 @@ class Symm(Uncopied):
         Raises:
             InvalidArgumentError: There is no such rank.
             UnsupportedError: The blocks are not in host memory.
+
+        Example:
+            >>> own[9] = rank + 5
+            >>> symm.barrier()
+            >>> symm.buffer(1).cast("i")[9]
+            6
         """
         return self._view(lib.phx_symm_buffer, group_rank, self.size)
 
@@ -131,6 +142,10 @@ class Symm(Uncopied):
         Raises:
             InvalidArgumentError: There is no such rank.
             UnsupportedError: The pads are not in host memory.
+
+        Example:
+            >>> symm.signal_pad(rank).nbytes == symm.signal_pad_bytes
+            True
         """
         return self._view(lib.phx_symm_signal_pad, group_rank, self.signal_pad_bytes)
 
@@ -151,6 +166,13 @@ class Symm(Uncopied):
         Raises:
             InvalidArgumentError: No whole pages, or outside of the block.
             UnsupportedError: The blocks are not in host memory, or not in pages that can be mapped twice.
+
+        Example:
+            >>> whole = symm.gathered(0, mmap.PAGESIZE).cast("i")
+            >>> own[8] = rank + 5
+            >>> symm.barrier()
+            >>> whole[8], whole[mmap.PAGESIZE // 4 + 8]
+            (5, 6)
         """
         start, length = c_integer(offset, "offset", 0, UINT64_MAX), c_integer(size, "size", 0, UINT64_MAX)
         symm, out = self._handle.pointer, ffi.new("void **")
@@ -196,6 +218,10 @@ class Symm(Uncopied):
             channel: Below `signal_channels`; channels do not disturb each other.
             stream: For blocks on a GPU: a CUstream as an integer, after whose work the signal is sent, to a wait on a
                 stream. None sends it now, to a wait on the host.
+
+        Example:
+            >>> symm.put_signal(1 - rank)
+            >>> symm.wait_signal(1 - rank)
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
         if stream is not None:
@@ -217,6 +243,10 @@ class Symm(Uncopied):
         Raises:
             WaitTimeoutError: It did not come; no signal was taken, so the wait may be repeated.
             PeerDeadError: The sender died.
+
+        Example:
+            >>> symm.put_signal(1 - rank, channel=3)
+            >>> symm.wait_signal(1 - rank, channel=3, timeout_ms=10_000)
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
         rank, wait_ms = self._rank(group_rank), c_timeout(timeout_ms)
@@ -235,6 +265,9 @@ class Symm(Uncopied):
 
         Raises:
             WaitTimeoutError: Ranks did not come. A repeated call goes on with the same barrier.
+
+        Example:
+            >>> symm.barrier()
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
         if stream is not None:
@@ -273,6 +306,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.all_reduce`.
+
+        Example:
+            >>> own[0] = rank + 1
+            >>> symm.all_reduce(0, count=1, dtype="int32")
+            >>> own[0]
+            3
         """
         if out is None:
             start = c_integer(offset, "offset", 0, self.size)
@@ -305,6 +344,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.all_gather`.
+
+        Example:
+            >>> own[0], out = rank + 5, array("i", [0, 0])
+            >>> symm.all_gather(0, out)
+            >>> out
+            array('i', [5, 6])
         """
         return self._collective(ALL_GATHER, offset, out, count, dtype, (), blocking, options)
 
@@ -331,6 +376,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.all_gather_v`.
+
+        Example:
+            >>> own[0], own[1], out = rank + 5, 9, array("i", [0, 0, 0])
+            >>> symm.all_gather_v(0, out, [1, 2])
+            >>> out
+            array('i', [5, 6, 9])
         """
         start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
         kind = resolve_dtype(dtype, (out_side,))
@@ -362,6 +413,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.reduce_scatter`.
+
+        Example:
+            >>> own[0], own[1], out = 1, 2, array("i", [0])
+            >>> symm.reduce_scatter(0, out)
+            >>> out  # on rank 1
+            array('i', [4])
         """
         return self._collective(REDUCE_SCATTER, offset, out, count, dtype, (reduce_op_of(op),), blocking, options)
 
@@ -389,6 +446,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.reduce_scatter_v`.
+
+        Example:
+            >>> own[0], own[1], own[2], out = 1, 2, 3, array("i", [0] * (rank + 1))
+            >>> symm.reduce_scatter_v(0, out, [1, 2])
+            >>> out  # on rank 1
+            array('i', [4, 6])
         """
         start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
         kind = resolve_dtype(dtype, (out_side,))
@@ -419,6 +482,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.all_to_all`.
+
+        Example:
+            >>> own[0], own[1], out = 10 * rank, 10 * rank + 1, array("i", [0, 0])
+            >>> symm.all_to_all(0, out)
+            >>> out  # on rank 1
+            array('i', [1, 11])
         """
         return self._collective(ALL_TO_ALL, offset, out, count, dtype, (), blocking, options)
 
@@ -446,6 +515,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.all_to_all_v`.
+
+        Example:
+            >>> own[0], own[1], own[2], out = 5, 6, 7, array("i", [0] * 2 * (rank + 1))
+            >>> symm.all_to_all_v(0, [1, 2], out, [rank + 1] * 2)
+            >>> out  # on rank 1
+            array('i', [6, 7, 6, 7])
         """
         start, out_side = c_integer(offset, "offset", 0, UINT64_MAX), operand(out, "out", True)
         kind = resolve_dtype(dtype, (out_side,))
@@ -476,6 +551,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.broadcast`.
+
+        Example:
+            >>> own[0] = rank
+            >>> symm.broadcast(0, 1, "int32", root_group_rank=1)
+            >>> own[0]
+            1
         """
         start = c_integer(offset, "offset", 0, UINT64_MAX)
         kind = resolve_dtype(dtype, ())
@@ -508,6 +589,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.reduce`.
+
+        Example:
+            >>> own[0], out = rank + 1, array("i", [0])
+            >>> symm.reduce(0, out, 1, "int32", "max")
+            >>> out  # on rank 0
+            array('i', [2])
         """
         root = c_root(root_group_rank, self)
         return self._collective(REDUCE, offset, out, count, dtype, (reduce_op_of(op), root), blocking, options, root)
@@ -537,6 +624,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.gather`.
+
+        Example:
+            >>> own[0], out = rank + 5, array("i", [0, 0])
+            >>> symm.gather(0, out, 1, "int32")
+            >>> out  # on rank 0
+            array('i', [5, 6])
         """
         root = c_root(root_group_rank, self)
         return self._collective(GATHER, offset, out, count, dtype, (root,), blocking, options, root)
@@ -565,6 +658,12 @@ class Symm(Uncopied):
 
         Raises:
             As `Group.scatter`.
+
+        Example:
+            >>> own[0], own[1], out = 5, 6, array("i", [0])
+            >>> symm.scatter(0, out)
+            >>> out  # on rank 1
+            array('i', [6])
         """
         root = c_root(root_group_rank, self)
         return self._collective(SCATTER, offset, out, count, dtype, (root,), blocking, options, root)

@@ -22,6 +22,10 @@ class Tuning:
         streaming_bytes: Results from this size on are written around the cache.
         push_bytes: all_reduce in place on symmetric memory among more than four ranks: the piece that is pushed to the
             peers while it is in the cache; 64 bytes to 1 GiB. Fewer ranks write sums everywhere at once.
+
+    Example:
+        >>> Tuning(one_shot_bytes=4096)
+        Tuning(one_shot_bytes=4096, chunk_bytes=0, streaming_bytes=0, push_bytes=0)
     """
 
     one_shot_bytes: int = 0
@@ -45,6 +49,10 @@ class GpuTuning:
             engines, between two barriers, and not by a kernel.
         thread_bytes: Work for which a launch has one more thread, as long as there is room: a multiple of 16, up to
             4096.
+
+    Example:
+        >>> GpuTuning(line_bytes=4096).line_bytes
+        4096
     """
 
     line_bytes: int = 0

@@ -18,6 +18,13 @@ class Work(Uncopied):
 
     It moves on inside every call of this rank that waits, and in `test`. Buffers that were given as objects are kept
     alive until it is complete, even when the Work is dropped.
+
+    Example:
+        >>> x = array("i", [1])
+        >>> work = group.all_reduce(x, blocking=False)
+        >>> work.wait()
+        >>> x
+        array('i', [2])
     """
 
     def __init__(

@@ -71,6 +71,11 @@ class World(Uncopied):
 
     Raises:
         InvalidArgumentError: An argument is wrong.
+
+    Example:
+        >>> with World(0, 1) as alone:
+        ...     alone.create_group("all", [0])
+        Group('all', rank 0 of 1)
     """
 
     def __init__(
@@ -139,6 +144,9 @@ class World(Uncopied):
 
         Args:
             timeout_ms: In milliseconds; 0 is the built-in default of five minutes.
+
+        Example:
+            >>> world.set_timeout(30_000)
         """
         check(lib.phx_world_set_timeout(self._handle.pointer, c_timeout(timeout_ms)))
 
@@ -158,6 +166,10 @@ class World(Uncopied):
             UnsupportedError: The ranks are on several hosts, and one of them has no UCX; the text says what to install.
                 Raised on every rank alike.
             WaitTimeoutError: Ranks did not come; the text names them.
+
+        Example:
+            >>> world.create_group("both", [0, 1]).ranks
+            (0, 1)
         """
         members = [c_integer(rank, "a rank", -INT32_MAX, INT32_MAX) for rank in ranks]
         out = ffi.new("phx_group **")
@@ -187,6 +199,10 @@ class World(Uncopied):
         Raises:
             UnsupportedError: As for `create_group`.
             WaitTimeoutError: Participants did not come; the text names them.
+
+        Example:
+            >>> world.attach_group("pair", rank, 2, FileStore("pair"))  # on rank 1
+            Group('pair', rank 1 of 2)
         """
         shared = as_store(store)
         out = ffi.new("phx_group **")
@@ -228,6 +244,10 @@ class World(Uncopied):
             InUseError: The block of this alloc id is still alive.
             MismatchError: The block of this alloc id has another size; the text gives both.
             OutOfMemoryError: There is not enough memory.
+
+        Example:
+            >>> list(world.alloc(4).buffer())
+            [0, 0, 0, 0]
         """
         length, place = c_size(size), device_of(device)
         if alloc_id is None and scope is not None:
@@ -251,6 +271,11 @@ class World(Uncopied):
         Raises:
             InUseError: It is alive.
             NotFoundError: There is no such block.
+
+        Example:
+            >>> block = world.alloc(64, alloc_id=7)
+            >>> del block  # its memory stays
+            >>> world.drop(7)
         """
         number = c_integer(alloc_id, "alloc_id", 0, UINT64_MAX)
         place = c_device(device_of(device))
@@ -262,6 +287,10 @@ class World(Uncopied):
         Args:
             address: Any address; a Memory or an object with the buffer protocol stands for its
                 first byte.
+
+        Example:
+            >>> world.find(memory).size, world.find(bytearray(8))
+            (4096, None)
         """
         info = ffi.new("phx_mem_info *")
         info.struct_size = ffi.sizeof("phx_mem_info")
@@ -273,7 +302,14 @@ class World(Uncopied):
         return info_from_c(info)
 
     def mem_count(self) -> MemoryCount:
-        """Number and bytes of the blocks, idle persistent ones included. Not collective."""
+        """Number and bytes of the blocks, idle persistent ones included. Not collective.
+
+        Example:
+            >>> with World(0, 1) as alone:
+            ...     block = alone.alloc(64)
+            ...     alone.mem_count()
+            MemoryCount(blocks=1, size_bytes=64)
+        """
         blocks, size_bytes = ffi.new("size_t *"), ffi.new("size_t *")
         check(lib.phx_mem_count(self._handle.pointer, blocks, size_bytes))
         return MemoryCount(int(blocks[0]), int(size_bytes[0]))
@@ -332,6 +368,9 @@ class World(Uncopied):
         Raises:
             PeerDeadError: A peer died; the first one found.
             RevokedError: A group was revoked.
+
+        Example:
+            >>> world.check()
         """
         check(lib.phx_world_check(self._handle.pointer))
 
@@ -343,6 +382,9 @@ class World(Uncopied):
 
         Raises:
             PeerDeadError: It has; the text names it and its process.
+
+        Example:
+            >>> world.check_peer(1 - rank)
         """
         check(lib.phx_world_check_peer(self._handle.pointer, c_integer(rank, "rank", -INT32_MAX, INT32_MAX)))
 
@@ -351,6 +393,10 @@ class World(Uncopied):
 
         Not collective; also while other threads are in calls. `phalanx trace` reads it. With the environment variable
         PHALANX_DUMP, each failure of a group writes one into that folder.
+
+        Example:
+            >>> json.loads(world.dump())["rank"]  # on rank 1
+            1
         """
         size = ffi.new("size_t *")
         capacity = 1 << 16
@@ -368,6 +414,13 @@ class World(Uncopied):
 
         Args:
             reason: Named by the RevokedError that all get.
+
+        Example:
+            >>> with World(0, 1) as alone:
+            ...     one = alone.create_group("one", [0])
+            ...     alone.abort("no more data")
+            ...     one.state
+            'failed'
         """
         check(lib.phx_world_abort(self._handle.pointer, c_text(reason, "reason")))
 
@@ -376,6 +429,10 @@ class World(Uncopied):
 
         Groups of this world are unusable afterwards. Memory stays valid until it is freed. A second
         call does nothing, and so does a call in a forked child of the process that made the world.
+
+        Example:
+            >>> alone = World(0, 1)
+            >>> alone.finalize()
         """
         if self._handle.alive():
             check(lib.phx_world_finalize(self._handle.pointer))

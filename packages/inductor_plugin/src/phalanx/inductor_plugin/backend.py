@@ -21,6 +21,11 @@ def options(**ours: Any) -> dict[str, Any]:
 
     Raises:
         ValueError: There is no such option, or its value is not allowed.
+
+    Example:
+        >>> total = torch.compile(lambda x: pc.all_reduce(x, "sum", group), options=options(strict=True))
+        >>> total(torch.ones(2))
+        tensor([2., 2.])
     """
     config, _ = split_options({f"phalanx.{name}": value for name, value in ours.items()})
     return {_torch_compat.PASS_OPTION: GraphPass(config, others=_torch_compat.present_pass())}
@@ -54,6 +59,11 @@ def phalanx(
     Raises:
         ValueError, RuntimeError: There is no such option or mode.
         StrictError: See `Config.strict`.
+
+    Example:
+        >>> total = torch.compile(lambda x: pc.all_reduce(x, "sum", group), backend="phalanx")
+        >>> total(torch.ones(2))
+        tensor([2., 2.])
     """
     config, theirs = split_options(options or {})
     _torch_compat.check_options(theirs)

@@ -23,6 +23,10 @@ class Config:
             nanoseconds, is started early and waited for at the first use. 0 disables this.
         overlap_bytes: Limit of the bytes in flight at a time.
         strict: Raise an error for a collective that stays with torch.distributed, or that is large and copied.
+
+    Example:
+        >>> Config(strict=True).strict, Config().bucket_bytes
+        (True, 8192)
     """
 
     zero_copy_bytes: int = 512 << 10
@@ -56,6 +60,13 @@ def from_environment() -> Config:
 
     Raises:
         ValueError: An option does not exist, or its value is not allowed.
+
+    Example:
+        >>> os.environ["PHALANX_COMPILE"] = "strict=1 bucket_bytes=0"
+        >>> config = from_environment()
+        >>> config.strict, config.bucket_bytes
+        (True, 0)
+        >>> del os.environ["PHALANX_COMPILE"]
     """
     changes = {}
     for part in os.environ.get(_ENVIRONMENT, "").split():
@@ -74,6 +85,11 @@ def split_options(options: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
 
     Raises:
         ValueError: An option of the plug-in does not exist, or its value is not allowed.
+
+    Example:
+        >>> config, theirs = split_options({"phalanx.strict": True, "max_autotune": False})
+        >>> config.strict, theirs
+        (True, {'max_autotune': False})
     """
     ours: dict[str, Any] = {}
     theirs: dict[str, Any] = {}

@@ -87,13 +87,25 @@ def reports() -> list[Report]:
     """The reports of the graphs that this process has compiled, the oldest first.
 
     A graph that was taken from Inductor's cache has no report. Not collective.
+
+    Example:
+        >>> torch.compile(lambda x: pc.all_reduce(x, "sum", group), backend="phalanx")(torch.ones(2))
+        tensor([2., 2.])
+        >>> print(reports()[-1].collectives[0])
+        all_reduce(sum) float32[2] on '0': slots (small: smaller than zero_copy_bytes, ...)
     """
     with _lock:
         return list(_reports)
 
 
 def clear_reports() -> None:
-    """Forget the reports. Not collective."""
+    """Forget the reports. Not collective.
+
+    Example:
+        >>> clear_reports()
+        >>> reports()
+        []
+    """
     with _lock:
         _reports.clear()
 
