@@ -10,6 +10,7 @@ import json
 import logging
 import mmap
 import os
+from datetime import timedelta
 
 import phalanx.core
 from docstring_examples import public_objects, run_examples
@@ -24,6 +25,7 @@ WITHOUT = (
     "MemoryCount",
     "MemoryInfo",
     "Algo",  # names of numbers
+    "Kind",
     "DType",
     "ReduceOp",
     "CallOptions",  # types of keywords
@@ -43,6 +45,8 @@ def objects():
         for name, value in public_objects("phalanx.core").items()
         if not (inspect.isclass(value) and issubclass(value, PhalanxError))
     }
+    for module in ("phalanx.core.random", "phalanx.core.timeouts"):
+        found |= {name: value for name, value in public_objects(module).items() if value.__module__ == module}
     for kind in (World, Group, Memory, Symm):
         methods = inspect.getmembers(kind, inspect.isfunction)
         found |= {f"{kind.__name__}.{name}": method for name, method in methods if not name.startswith("_")}
@@ -52,7 +56,8 @@ def objects():
 def examples(rank, size):
     os.chdir(scratch())
     names = {name: getattr(phalanx.core, name) for name in phalanx.core.__all__}
-    names |= {"array": array.array, "json": json, "logging": logging, "mmap": mmap, "rank": rank}
+    names |= {**objects(), "array": array.array, "timedelta": timedelta, "rank": rank}
+    names |= {"json": json, "logging": logging, "mmap": mmap}
     with World(rank, size, FileStore("store"), timeout_ms=30_000) as world:
         group, memory = world.create_group("all", range(size)), world.alloc(4096)
         names |= {"world": world, "group": group, "memory": memory, "symm": group.rendezvous(memory)}

@@ -43,6 +43,9 @@ class Box:
 
     Raises:
         InvalidArgumentError: The three are not of one length.
+
+    Example:
+        >>> column = Box(1, (3,), (10,), (1,))  # the elements 1, 11 and 21 of an [8, 10] tensor
     """
 
     __slots__ = ("first", "index_strides", "ndim", "out_strides", "sizes")
@@ -91,6 +94,13 @@ def fill(
     Raises:
         InvalidArgumentError: An argument makes no sense (a > b, a negative standard deviation, p above 1).
         UnsupportedError: There is no such kind for this type.
+
+    Example:
+        >>> whole, end = array("f", [0] * 4), array("f", [0] * 2)
+        >>> fill(whole.buffer_info()[0], DType.FLOAT32, Kind.UNIFORM, 0.0, 1.0, 42, Box(0, (4,), (1,), (1,)))
+        >>> fill(end.buffer_info()[0], DType.FLOAT32, Kind.UNIFORM, 0.0, 1.0, 42, Box(2, (2,), (1,), (1,)))
+        >>> end == whole[2:]
+        True
     """
     check(
         lib.phx_random_fill_on(
@@ -137,6 +147,12 @@ def fill_integers(
     Raises:
         InvalidArgumentError: An argument makes no sense.
         UnsupportedError: There are no such elements of this type.
+
+    Example:
+        >>> out = array("i", [0] * 4)
+        >>> fill_integers(out.buffer_info()[0], DType.INT32, 0, 10, 42, Box(0, (4,), (1,), (1,)))
+        >>> out
+        array('i', [6, 4, 0, 3])
     """
     if not 1 <= count <= 1 << 64:
         raise InvalidArgumentError(f"fill_integers: count is {count}; it must be 1 to 2**64")

@@ -17,6 +17,10 @@ def milliseconds(timeout: timedelta) -> int:
 
     Returns:
         1 to `LONGEST_MS`.
+
+    Example:
+        >>> milliseconds(timedelta(seconds=1.5)), milliseconds(timedelta(0))
+        (1500, 1)
     """
     exact = -(timeout // timedelta(milliseconds=-1))  # towards the longer one
     return LONGEST_MS if exact < _OVERFLOWED_MS else min(max(exact, 1), LONGEST_MS)
@@ -28,6 +32,10 @@ def timed_out(timeout_ms: int, default_ms: int | None = None) -> str:
     Args:
         timeout_ms: How long it has waited.
         default_ms: The timeout of the group; None where `timeout_ms` is that.
+
+    Example:
+        >>> timed_out(500, 60_000)
+        'timed out after 500 ms (the timeout of this call)'
     """
     origin = "the timeout of the group" if default_ms in (None, timeout_ms) else "the timeout of this call"
     return f"timed out after {timeout_ms} ms ({origin})"
