@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core.doctor import installed_versions
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = {
     "phalanx": ROOT,
@@ -107,6 +109,11 @@ def test_importing_core_loads_neither_torch_nor_the_library() -> None:
     code = "import sys, phalanx.core; print('torch' in sys.modules, 'libphalanx' in open('/proc/self/maps').read())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_doctor_and_version_know_every_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
+    assert installed_versions() == dict.fromkeys(PROJECTS, "1")
 
 
 @pytest.mark.parametrize("command", ["bench", "demo", "doctor", "trace", "tune", "verify"])
