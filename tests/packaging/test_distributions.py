@@ -109,7 +109,7 @@ def test_importing_core_loads_neither_torch_nor_the_library() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize("command", ["bench", "demo", "doctor", "verify"])
+@pytest.mark.parametrize("command", ["bench", "demo", "doctor", "trace", "tune", "verify"])
 def test_every_command_explains_itself(command: str) -> None:
     code = f"import sys; from phalanx.core._cli import main; sys.exit(main(['{command}', '--help']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
