@@ -104,7 +104,7 @@ def test_tune_writes_to_another_file_or_nowhere(table, tmp_path, capsys):
 def test_tune_shows_the_values_that_groups_have(table, capsys):
     assert _cli.main(["tune", "--show", "--ranks", "2"]) == 0
     assert "built-in" not in capsys.readouterr().out
-    run_ranks(save, 2, table)
+    run_ranks(save, 2)
     assert _cli.main(["tune", "--show", "--ranks", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[:2] == ["chunk_bytes", "64k"] for line in lines)
