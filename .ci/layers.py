@@ -44,7 +44,7 @@ GROUPS = {  # of Python modules, from the bottom; each may import those before i
     "core: groups": "_group_calls _blocks coalesced symm group world __init__",
     "core: commands": "doctor _cli __main__",
     "collectives: library": "_torch_compat _library extension _native _op_table _errors _layout _cuda reductions bits "
-    "_reductions _autograd",
+    "_autograd",
     "collectives: groups": "_bootstrap _group_state _registry _process_group _work _async_tensor _recording",
     "collectives: backend": "_c10d phalanx_torch_autoload c10d",
     "collectives: transport": "_call_rows _p2p_streams _transport _kernels _fast_path profiling",
