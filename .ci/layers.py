@@ -42,9 +42,9 @@ GROUPS = {  # of Python modules, from the bottom; each may import those before i
     "torch_ops",
     "core: objects": "memory store message work tuning random _call",
     "core: groups": "_group_calls _blocks coalesced symm group world __init__",
-    "core: commands": "trace doctor tune _tune_measure _tune_rank _tune_gpu _gpu_stream _cli __main__",
+    "core: commands": "doctor _cli __main__",
     "collectives: library": "_torch_compat _library extension _native _op_table _errors _layout _cuda reductions bits "
-    "_reductions _autograd",
+    "_autograd",
     "collectives: groups": "_bootstrap _group_state _registry _process_group _work _async_tensor _recording",
     "collectives: backend": "_c10d phalanx_torch_autoload c10d",
     "collectives: transport": "_call_rows _p2p_streams _transport _kernels _fast_path profiling",
@@ -64,7 +64,7 @@ GROUPS = {  # of Python modules, from the bottom; each may import those before i
     "dtensor: api": "_api _checkpoint _fsdp parallel experimental debug explain __init__",
     "inductor_plugin: graphs": "_torch_compat config report _ops _graph _fx_builder _eligibility _memory_plan",
     "inductor_plugin: passes": "_collective_calls _bucketing _overlap _producers _lowering _passes backend __init__",
-    "tools: commands": "_torch_compat bench verify demo _commands __init__",
+    "tools: commands": "_torch_compat bench trace tune verify demo _commands __init__",
 }
 # The verifier shows that the rules of phalanx.dtensor are right. It may use private modules, as tests may.
 VERIFIER = "tools/src/phalanx/tools/verify/"

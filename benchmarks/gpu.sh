@@ -76,7 +76,7 @@ bench() { "$BUILD/tests/gpu_bench" >"$OUT/gpu.json"; }
 install_packages() { # in one go, as they share a folder
   python3 -m pip install -q --no-index --no-build-isolation --no-deps --no-compile --upgrade --target "$BUILD/site" \
     -C cmake.define.PHX_CUDA=ON -C cmake.define.PHX_CUDA_IMAGE="$BUILD/collectives.fatbin" \
-    ./core ./packages/collectives ./packages/symm_mem ./packages/dtensor ./packages/inductor_plugin || return
+    ./core ./packages/collectives ./packages/symm_mem ./packages/dtensor ./packages/inductor_plugin ./tools || return
   # An editable install comes before the folder, and would be what is tested.
   PYTHONPATH=$BUILD/site python3 -c 'import sys, phalanx.core as core
 sys.exit(None if core.__file__.startswith(sys.argv[1]) else f"python3 takes phalanx.core from {core.__file__}")' "$BUILD/site/"
@@ -118,7 +118,7 @@ torch_part() {
   torch tune 120 phalanx tune --device cuda --seconds 30 --output "$OUT/gpu-tuning.txt"
   torch tuned 60 phalanx tune --device cuda --show --output "$OUT/gpu-tuning.txt"
   torch own-kernel 60 python3 examples/own_kernel_cuda.py
-  torch torch-ops 180 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_core_tuning_gpu.py \
+  torch torch-ops 180 "${pytest[@]}" core/tests/python/test_core_gpu.py core/tests/python/test_core_tuning_gpu.py tools/tests/test_tune_gpu.py \
     core/tests/python/test_torch_shim_cuda*.py
   export PHALANX_NATIVE=$BUILD/native
   # Before tests that would compile it in a rank, whose time is short.

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.core.doctor import installed_versions
+
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = {
     "phalanx": ROOT,
@@ -109,7 +111,12 @@ def test_importing_core_loads_neither_torch_nor_the_library() -> None:
     assert done.stdout.split() == ["False", "False"]
 
 
-@pytest.mark.parametrize("command", ["bench", "demo", "doctor", "verify"])
+def test_doctor_and_version_know_every_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1")
+    assert installed_versions() == dict.fromkeys(PROJECTS, "1")
+
+
+@pytest.mark.parametrize("command", ["bench", "demo", "doctor", "trace", "tune", "verify"])
 def test_every_command_explains_itself(command: str) -> None:
     code = f"import sys; from phalanx.core._cli import main; sys.exit(main(['{command}', '--help']))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -57,7 +57,7 @@ def test_the_help_lists_all_commands(commands, capsys):
     assert "needs phalanx-tools" in text
 
 
-@pytest.mark.parametrize("command", ["bench", "demo", "verify"])
+@pytest.mark.parametrize("command", ["bench", "demo", "trace", "tune", "verify"])
 def test_a_command_of_phalanx_tools_says_what_to_install_where_that_is_missing(commands, capsys, command):
     commands(FakePoint("train", None))
     assert _cli.main([command, "--help"]) == 1

@@ -134,7 +134,7 @@ def test_a_driver_that_hangs_is_left_alone(tmp_path, monkeypatch):
 
 
 def test_no_driver_is_in_order_unless_the_kernel_has_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(_cuda, "ask", lambda: {"missing": "libcuda.so.1: cannot open shared object file"})
+    monkeypatch.setattr(_cuda, "ask_cuda_driver", lambda: {"missing": "libcuda.so.1: cannot open shared object file"})
     (cuda,) = look(tmp_path)
     assert (cuda.level, cuda.advice) == ("ok", "")
     (tmp_path / "dev").mkdir()

@@ -12,7 +12,13 @@ Command = Callable[[list[str]], int]
 
 ENTRY_POINTS = "phalanx.commands"  # name -> callable(list of arguments) -> exit status
 # Commands of phalanx-tools, and what to install for each.
-_TOOLS = {"bench": "phalanx-tools", "demo": "phalanx-tools[demo]", "verify": "phalanx-tools[verify]"}
+_TOOLS = {
+    "bench": "phalanx-tools",
+    "demo": "phalanx-tools[demo]",
+    "trace": "phalanx-tools",
+    "tune": "phalanx-tools",
+    "verify": "phalanx-tools[verify]",
+}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -82,18 +88,6 @@ def _doctor(argv: list[str]) -> int:
     return doctor.main(argv)
 
 
-def _trace(argv: list[str]) -> int:
-    from phalanx.core import trace
-
-    return trace.main(argv)
-
-
-def _tune(argv: list[str]) -> int:
-    from phalanx.core import tune
-
-    return tune.main(argv)
-
-
 def _version(argv: list[str]) -> int:
     from phalanx.core.doctor import installed_versions
 
@@ -113,8 +107,6 @@ def _version(argv: list[str]) -> int:
 # These win over entry points of the same name.
 _BUILT_IN: dict[str, tuple[str, Command]] = {
     "doctor": ("what this host offers, and what is wrong with it", _doctor),
-    "trace": ("what flight recorders saw: who waits for whom", _trace),
-    "tune": ("measure where one algorithm takes over from another", _tune),
     "version": ("versions of what is installed", _version),
 }
 

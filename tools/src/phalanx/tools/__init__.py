@@ -1,1 +1,1 @@
-"""What developers use, and programs do not: the commands `phalanx bench`, `phalanx demo` and `phalanx verify`."""
+"""What developers use, and programs do not: the commands `phalanx bench`, `demo`, `trace`, `tune` and `verify`."""

@@ -23,6 +23,20 @@ def demo(argv: list[str]) -> int:
     return main(argv)
 
 
+def trace(argv: list[str]) -> int:
+    """`phalanx trace`."""
+    from phalanx.tools.trace import main
+
+    return main(argv)
+
+
+def tune(argv: list[str]) -> int:
+    """`phalanx tune`."""
+    from phalanx.tools.tune._main import main
+
+    return main(argv)
+
+
 def verify(argv: list[str]) -> int:
     """`phalanx verify`."""
     if not _has_all_of("verify", "phalanx.dtensor", "expecttest", "numpy"):

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
 from phalanx.core.doctor import _cuda, _library, _limits, _machine, _trials
+from phalanx.core.doctor._cuda import ask_cuda_driver
 from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host
 from phalanx.core.doctor._library import installed_versions
 
-__all__ = ["FAIL", "OK", "WARN", "Finding", "examine", "installed_versions", "main"]
+__all__ = ["FAIL", "OK", "WARN", "Finding", "ask_cuda_driver", "examine", "installed_versions", "main"]
 
 _CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     _library.check_python,

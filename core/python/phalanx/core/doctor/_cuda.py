@@ -24,7 +24,7 @@ _ADVICE = {  # by what cuInit returns: cuda.h
 }
 
 
-def ask() -> dict[str, Any]:
+def ask_cuda_driver() -> dict[str, Any]:
     """What a process of its own finds out: a driver may hang, or crash, and never lets go of the process."""
     command = [sys.executable, "-I", "-S", str(_PROBE), "cuda"]
     try:
@@ -42,7 +42,7 @@ def ask() -> dict[str, Any]:
 
 def check_cuda(host: Host) -> Iterator[Finding]:
     module = _module_version(host)
-    found = ask()
+    found = ask_cuda_driver()
     if "missing" in found:
         if module is None and not host.exists("/dev/nvidiactl"):
             yield Finding(OK, "cuda", "no driver (ranks on CPU need none)")

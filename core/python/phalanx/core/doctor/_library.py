@@ -22,7 +22,7 @@ _PIN = re.compile(r"(phalanx[\w-]*)\s*==\s*([\d.]+)\.\*")  # how our distributio
 
 def installed_versions() -> dict[str, str]:
     """Version of each installed distribution of this project, by name."""
-    names = ("core", "collectives", "symm-mem", "dtensor", "inductor")
+    names = ("core", "collectives", "symm-mem", "dtensor", "inductor-plugin", "tools")
     found = {}
     for name in ("phalanx", *(f"phalanx-{part}" for part in names)):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

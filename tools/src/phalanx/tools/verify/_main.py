@@ -4,6 +4,7 @@
 """
 
 import argparse
+from math import prod
 from pathlib import Path
 
 from phalanx.tools.verify.sweep import Report, sweep
@@ -34,16 +35,16 @@ def rules(arguments: list[str]) -> int:
     parser.add_argument("--quiet", action="store_true", help="print only the totals by op")
     options = parser.parse_args(arguments)
     report = Report(options.json)
-    ops = [one for one in options.op if one.count(".") == 2 and one.startswith("aten.")]
-    names = [one for one in options.op if one not in ops]
+    ops = [name for name in options.op if name.count(".") == 2 and name.startswith("aten.")]
+    names = [name for name in options.op if name not in ops]
     sweep(report, names, ops, options.samples, (lambda line: None) if options.quiet else print)
     totals = report.by_op()
     print(f"{'op':48} {'right':>8} {'of them cut':>12} {'wrong':>6}")
-    for op, one in sorted(totals.items()):
-        print(f"{op:48} {one.right:8} {one.cut:12} {one.wrong:6}")
-        for failure in one.failures[:2]:
+    for op, outcome in sorted(totals.items()):
+        print(f"{op:48} {outcome.right:8} {outcome.cut:12} {outcome.wrong:6}")
+        for failure in outcome.failures[:2]:
             print(f"    {failure}")
-    right, wrong = (sum(getattr(one, what) for one in totals.values()) for what in ("right", "wrong"))
+    right, wrong = (sum(getattr(outcome, field) for outcome in totals.values()) for field in ("right", "wrong"))
     left, refused = sum(report.left.values()), sum(map(len, report.refused.values()))
     print(
         f"{len(totals)} ops, {right} strategies right, {wrong} wrong; {left} calls left for want of time, "
@@ -76,9 +77,7 @@ def dtensor(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     mesh = tuple(map(int, options.mesh.split("x")))
     if options.ranks is not None:
-        size = 1
-        for one in mesh:
-            size *= one
+        size = prod(mesh)
         if size != options.ranks:
             if len(mesh) > 1 or "--mesh" in arguments:
                 parser.error(f"a mesh of shape {options.mesh} has {size} ranks, not {options.ranks}")
@@ -86,9 +85,9 @@ def dtensor(arguments: list[str]) -> int:
     report = DTensorReport(options.json, options.resume)
     if options.retry:
         report.forget_failures()
-    names = [one for one in options.names.split(",") if one]
+    names = [name for name in options.names.split(",") if name]
     show = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
-    compiled = tuple(one for one in options.compile.split(",") if one)
+    compiled = tuple(backend for backend in options.compile.split(",") if backend)
     if set(compiled) - set(COMPILED):
         parser.error(f"--compile takes {', '.join(COMPILED)}, and not {', '.join(set(compiled) - set(COMPILED))}")
     chosen = Options(mesh, options.samples, options.placings, options.seconds, options.outcomes, compiled)
@@ -97,5 +96,5 @@ def dtensor(arguments: list[str]) -> int:
         for reason, entries in reasons(records).items():
             print(f"not exercised, {reason}: {', '.join(entries)}")
     print("\n".join(table(report)))
-    wrong = sum(one.worst == "wrong" for records in report.meshes.values() for one in records.values())
+    wrong = sum(record.worst == "wrong" for records in report.meshes.values() for record in records.values())
     return 1 if wrong else 0

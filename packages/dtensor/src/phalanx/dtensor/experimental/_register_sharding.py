@@ -20,11 +20,11 @@ ShardingFunction: TypeAlias = Callable[..., Shardings | str]
 def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[ShardingFunction], ShardingFunction]:
     """Say how an op may be sharded, as a text or with a function; it counts from the next call on. Not collective.
 
-    As a text, in the notation of `phalanx.dtensor._rules.parser`:
+    As a text, in the notation of `phalanx.dtensor._rules.parser`::
 
         register_sharding(torch.ops.my.matmul.default, "m k, k n -> m n ; k:sum")
 
-    Uneven and empty shards are cut as the text says; meshes of several dims follow from it. Or with a function:
+    Uneven and empty shards are cut as the text says; meshes of several dims follow from it. Or with a function::
 
         @register_sharding(torch.ops.my.softmax.default)
         def shardings(x, dim):

@@ -1,4 +1,4 @@
-"""Parallel styles: how the modules of a model are spread over the ranks of a mesh.
+"""Parallel styles: how the modules of a model are spread over the ranks of a mesh::
 
     parallelize_module(block, mesh["tp"], {
         "attention.[qkv]": ColwiseParallel(),       # one reduction of the input gradient for all three

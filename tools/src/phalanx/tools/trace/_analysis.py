@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from phalanx.core.trace._read import Channel, Dump, DumpError, Entry, Group, Member
+from phalanx.tools.trace._read import Channel, Dump, DumpError, Entry, Group, Member
 
 # ---- the dumps of several ranks, which overlap: each holds what its groups shared when it was made
 

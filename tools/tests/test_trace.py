@@ -8,7 +8,7 @@ from flight_dumps import SECOND, channel, dump, entry, failure, group, member, s
 
 from phalanx.core import _cli
 
-HOW_TO = Path(__file__).resolve().parents[3] / "docs" / "howto"
+HOW_TO = Path(__file__).resolve().parents[2] / "docs" / "howto"
 
 
 @pytest.fixture

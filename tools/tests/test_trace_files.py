@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 from flight_dumps import SECOND, channel, dump, entry, failure, group, member, stuck, write
 
-from phalanx.core.trace import _chrome, _picture, main
-from phalanx.core.trace._analysis import analyse, merge
-from phalanx.core.trace._read import DumpError, parse
+from phalanx.tools.trace import _chrome, _picture, main
+from phalanx.tools.trace._analysis import analyse, merge
+from phalanx.tools.trace._read import DumpError, parse
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,10 +9,10 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from phalanx.core.trace import _chrome, _picture
-from phalanx.core.trace._analysis import analyse, merge
-from phalanx.core.trace._read import DumpError, printable, read_file
-from phalanx.core.trace._text import report
+from phalanx.tools.trace import _chrome, _picture
+from phalanx.tools.trace._analysis import analyse, merge
+from phalanx.tools.trace._read import DumpError, printable, read_file
+from phalanx.tools.trace._text import report
 
 LAST = 20
 
@@ -72,7 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     add("files", type=Path, nargs="+", metavar="FILE.json", help="dumps; of one run, if several")
     add("--chrome", type=Path, metavar="FILE.json", help="write trace events, for ui.perfetto.dev or chrome://tracing")
     add(
-        "--picture", type=Path, metavar="FILE", help="draw a timeline, as .svg or .png (which needs phalanx-core[plot])"
+        "--picture",
+        type=Path,
+        metavar="FILE",
+        help="draw a timeline: .svg, or .png (which needs phalanx-tools[plot])",
     )
     add("--last", type=int, default=LAST, metavar="N", help=f"collectives of each channel to list and draw ({LAST})")
     add("--group", metavar="NAME", help="only groups of this name")

@@ -8,9 +8,9 @@ from flight_dumps import channel, dump, entry, failure, group, member, stuck
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from phalanx.core.trace import _chrome, _picture, _read
-from phalanx.core.trace._analysis import analyse, merge
-from phalanx.core.trace._text import report
+from phalanx.tools.trace import _chrome, _picture, _read
+from phalanx.tools.trace._analysis import analyse, merge
+from phalanx.tools.trace._text import report
 
 ENTRY = ("groups", 0, "members", 1, "channels", 0, "entries", 1)
 WHERE = "groups[0].members[1].channels[0].entries[1]"

@@ -9,9 +9,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from phalanx.core.trace._analysis import Analysis, Collective, lanes
-from phalanx.core.trace._read import Group
-from phalanx.core.trace._text import ranks
+from phalanx.tools.trace._analysis import Analysis, Collective, lanes
+from phalanx.tools.trace._read import Group
+from phalanx.tools.trace._text import ranks
 
 Event = dict[str, Any]
 _Process = tuple[str, int, int]  # host, rank, pid

@@ -16,9 +16,7 @@ from dataclasses import replace
 from itertools import repeat
 from typing import Any, ClassVar, Generic, TypeVar
 
-from phalanx.core.errors import check
-from phalanx.core.group import Group
-from phalanx.core.tuning import GpuTuning, Tuning
+from phalanx.core import GpuTuning, Group, Tuning, check, ffi
 
 MARGIN = 1.03
 ITEM = 4  # bytes of a float32, of which all that is measured consists
@@ -108,6 +106,11 @@ _PR_SET_PDEATHSIG = 1
 Times = dict[int, dict[int, list[float]]]  # nanoseconds of a call in each round, by size and by candidate
 Call = Callable[[], int]  # one collective; returns a phx_status
 Values = TypeVar("Values", Tuning, GpuTuning)
+
+
+def call_options(**fields: Any) -> Any:
+    """A phx_options pointer with these fields; the others are the default."""
+    return ffi.new("phx_options *", {"struct_size": ffi.sizeof("phx_options"), "scale": 1.0, **fields})
 
 
 def begin(given: dict[str, Any]) -> None:

@@ -7,23 +7,18 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, ClassVar
 
-from phalanx.core._call import c_options
-from phalanx.core._lib import ffi, lib
-from phalanx.core._tune_measure import (
+from phalanx.core import Algo, DType, FileStore, Group, ReduceOp, Tuning, World, ffi, lib
+from phalanx.tools.tune._measure import (
     ITEM,
     Call,
     Measuring,
     begin,
+    call_options,
     crossover_above,
     crossover_below,
     powers,
     settled_ratio,
 )
-from phalanx.core.dtypes import Algo, DType, ReduceOp
-from phalanx.core.group import Group
-from phalanx.core.store import FileStore
-from phalanx.core.tuning import Tuning
-from phalanx.core.world import World
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _FEW_RANKS = 4  # up to which push_bytes changes nothing: kFewRanks in core/src/ops/symmetric.cpp
@@ -84,7 +79,7 @@ class _Tuner(Measuring[Tuning]):
     def _one_shot(self) -> dict[str, Any]:
         most = min(64 * _KIB, self._slot, self.largest)
         sizes = powers(64, most, self.built_in.one_shot_bytes)
-        chosen = {algo: c_options({"algo": algo}) for algo in (Algo.ONE_SHOT, Algo.TWO_SHOT)}
+        chosen = {algo: call_options(algo=algo) for algo in (Algo.ONE_SHOT, Algo.TWO_SHOT)}
         times = self.measure(
             "one_shot_bytes",
             sizes,

@@ -7,24 +7,20 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, ClassVar
 
-from phalanx.core._call import c_options
-from phalanx.core._gpu_stream import GpuStream
-from phalanx.core._lib import ffi, lib
-from phalanx.core._tune_measure import (
+from phalanx.core import DType, FileStore, GpuTuning, Group, ReduceOp, World, ffi, lib
+from phalanx.core.tuning import NEVER
+from phalanx.tools.tune._gpu_stream import GpuStream
+from phalanx.tools.tune._measure import (
     ITEM,
     Call,
     Measuring,
     begin,
+    call_options,
     crossover_above,
     crossover_below,
     powers,
     settled_ratio,
 )
-from phalanx.core.dtypes import DType, ReduceOp
-from phalanx.core.group import Group
-from phalanx.core.store import FileStore
-from phalanx.core.tuning import NEVER, GpuTuning
-from phalanx.core.world import World
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _LINE_RANKS = 16  # kLineRanks in core/src/gpu/launch.h: larger groups send nothing beside flags
@@ -78,8 +74,11 @@ class _Tuner(Measuring[GpuTuning]):
         self._memory = [group.world.alloc(largest, device=device) for _ in range(2)]
         self._source, self._out = (ffi.cast("char *", each.address) for each in self._memory)
         self._symm = group.rendezvous(group.world.alloc(2 * largest, device=device))
-        self._ordinary = c_options({"stream": stream.pointer, "device": device})
-        self._symmetric = c_options({"stream": stream.pointer})
+        # Calls on ordinary memory say on which GPU it is; symmetric memory is known to the core.
+        common = {"struct_size": ffi.sizeof("phx_gpu_options"), "stream": ffi.cast("void *", stream.pointer)}
+        where = {"device": {"type": lib.PHX_DEVICE_CUDA, "index": device[1]}}
+        self._gpu_options = [ffi.new("phx_gpu_options *", common | more) for more in (where, {})]
+        self._ordinary, self._symmetric = (call_options(gpu=gpu) for gpu in self._gpu_options)
 
     def set(self, values: GpuTuning) -> None:
         self.group.set_gpu_tuning(values)

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from phalanx.core.errors import DeviceError
+from phalanx.core import DeviceError
 
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 _OF_THIS_THREAD = 1  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL

@@ -5,9 +5,9 @@ import json
 import pytest
 from flight_dumps import SECOND, channel, dump, entry, failure, group, member, stuck
 
-from phalanx.core.trace import _text
-from phalanx.core.trace._analysis import analyse, lanes, merge
-from phalanx.core.trace._read import DumpError, parse
+from phalanx.tools.trace import _text
+from phalanx.tools.trace._analysis import analyse, lanes, merge
+from phalanx.tools.trace._read import DumpError, parse
 
 
 def groups_of(*dumps):

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.doctor import _cuda
-from phalanx.core.errors import PeerDeadError
+from phalanx.core import PeerDeadError
+from phalanx.core.doctor import ask_cuda_driver
 from phalanx.core.tuning import NEVER, table_path
 
 SECONDS = 60.0
@@ -21,8 +21,8 @@ _START_SECONDS = 120.0
 _END_SECONDS = 10.0  # how long the other ranks may take to end after one has failed
 _UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _RANKS = {  # by device, what a rank runs
-    "cpu": "from phalanx.core._tune_rank import main; main()",
-    "cuda": "from phalanx.core._tune_gpu import main; main()",
+    "cpu": "from phalanx.tools.tune._cpu_rank import main; main()",
+    "cuda": "from phalanx.tools.tune._gpu_rank import main; main()",
 }
 
 
@@ -93,7 +93,7 @@ def _gpus() -> list[str]:
     Raises:
         TuneError: There is none.
     """
-    found = _cuda.ask()
+    found = ask_cuda_driver()
     if "missing" in found:
         raise TuneError(f"there is no CUDA driver on this host ({found['missing']})")
     if "trouble" in found:
@@ -165,7 +165,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
     Args:
         ranks: How many.
         cores: To pin them to, in turns.
-        plan: For `_tune_rank` or `_tune_gpu`.
+        plan: For `_cpu_rank` or `_gpu_rank`.
         table: To be read by the group, instead of the usual one.
 
     Returns:

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from phalanx.core.trace._analysis import Analysis, Collective, lanes
-from phalanx.core.trace._read import DumpError, Group
-from phalanx.core.trace._text import duration, ranks
+from phalanx.tools.trace._analysis import Analysis, Collective, lanes
+from phalanx.tools.trace._read import DumpError, Group
+from phalanx.tools.trace._text import duration, ranks
 
 WORKING, WAITING, FAILED, ABSENT = "#8fb8de", "#f6d58e", "#e79a92", "#ffffff"
 EDGE, ALARM, GRID, SHORTENED = "#555555", "#c0392b", "#dddddd", "#bbbbbb"

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from phalanx.core.trace._analysis import Analysis, Collective
-from phalanx.core.trace._read import Dump, Group
+from phalanx.tools.trace._analysis import Analysis, Collective
+from phalanx.tools.trace._read import Dump, Group
 
 # ---- times and ranks in words, for everything that is read by people ----------------------------
 
