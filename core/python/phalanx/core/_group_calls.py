@@ -128,11 +128,8 @@ class GroupCalls(Uncopied):
             count: Elements.
             dtype: Their type.
             op: The reduction.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -166,11 +163,8 @@ class GroupCalls(Uncopied):
             count: Elements of one block; None with a list.
             dtype: Their type.
             op: The reduction.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -203,11 +197,8 @@ class GroupCalls(Uncopied):
             counts: Elements that go to each group rank; the same list on all ranks.
             dtype: Their type.
             op: The reduction.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -247,11 +238,8 @@ class GroupCalls(Uncopied):
             dtype: Their type.
             op: The reduction.
             root_group_rank: The rank that gets the result.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -285,11 +273,8 @@ class GroupCalls(Uncopied):
             out: group_size * `count` elements; or a list of buffers, one for each rank, which may differ in length.
             count: Elements of one rank; None with a list.
             dtype: Their type.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -320,11 +305,8 @@ class GroupCalls(Uncopied):
             out: The blocks of all ranks, one after another.
             counts: Elements that come from each group rank; the same list on all ranks.
             dtype: Their type.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -361,11 +343,8 @@ class GroupCalls(Uncopied):
                 each rank, which may differ in length.
             count: Elements of one block; None with lists.
             dtype: Their type.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -398,11 +377,8 @@ class GroupCalls(Uncopied):
             out: Blocks one after another, one from each group rank.
             out_counts: Elements of each.
             dtype: Their type.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -438,11 +414,8 @@ class GroupCalls(Uncopied):
             count: Elements.
             dtype: Their type.
             root_group_rank: The rank whose buffer it is.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -478,11 +451,8 @@ class GroupCalls(Uncopied):
             count: Elements of one rank; None with a list.
             dtype: Their type.
             root_group_rank: The rank that gets the result.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -517,11 +487,8 @@ class GroupCalls(Uncopied):
             count: Elements of one block; None with a list.
             dtype: Their type.
             root_group_rank: The rank whose blocks they are.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -561,11 +528,8 @@ class GroupCalls(Uncopied):
             count: Elements; the receiver must expect as many.
             dtype: Their type, the same there.
             tag: 0 to 2**32 - 1.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `MessageOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -639,7 +603,7 @@ class GroupCalls(Uncopied):
             count: Elements; as many as were sent.
             dtype: Their type, the same there.
             tag: The tag of the send.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `MessageOptions`.
 
         Returns:

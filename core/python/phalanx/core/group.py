@@ -282,11 +282,8 @@ class Group(GroupCalls):
 
         Args:
             calls: Made by the methods of `Call`. May be empty.
-            blocking: False to return a Work.
+            blocking: False to return a Work at once; None is returned otherwise.
             options: See `CallOptions`.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             InvalidArgumentError: An argument is wrong; the text names the call. Nothing was sent.

@@ -301,9 +301,6 @@ class Symm(Uncopied):
             count, dtype, op, blocking: As in `Group.all_reduce`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
-        Returns:
-            A Work where `blocking` is False, else None.
-
         Raises:
             As `Group.all_reduce`.
 
@@ -339,9 +336,6 @@ class Symm(Uncopied):
             count, dtype, blocking: As in `Group.all_gather`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
-        Returns:
-            A Work where `blocking` is False, else None.
-
         Raises:
             As `Group.all_gather`.
 
@@ -370,9 +364,6 @@ class Symm(Uncopied):
             out: The blocks of all ranks, one after another, in ordinary memory.
             counts, dtype, blocking: As in `Group.all_gather_v`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.all_gather_v`.
@@ -408,9 +399,6 @@ class Symm(Uncopied):
             count, dtype, op, blocking: As in `Group.reduce_scatter`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
-        Returns:
-            A Work where `blocking` is False, else None.
-
         Raises:
             As `Group.reduce_scatter`.
 
@@ -440,9 +428,6 @@ class Symm(Uncopied):
             out: `counts[group_rank]` elements of ordinary memory.
             counts, dtype, op, blocking: As in `Group.reduce_scatter_v`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.reduce_scatter_v`.
@@ -477,9 +462,6 @@ class Symm(Uncopied):
             count, dtype, blocking: As in `Group.all_to_all`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
-        Returns:
-            A Work where `blocking` is False, else None.
-
         Raises:
             As `Group.all_to_all`.
 
@@ -509,9 +491,6 @@ class Symm(Uncopied):
             out: Blocks one after another, one from each group rank, in ordinary memory.
             source_counts, out_counts, dtype, blocking: As in `Group.all_to_all_v`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.all_to_all_v`.
@@ -545,9 +524,6 @@ class Symm(Uncopied):
             offset: Where the elements start in every rank's block, in bytes; the same on all.
             count, dtype, root_group_rank, blocking: As in `Group.broadcast`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.broadcast`.
@@ -584,9 +560,6 @@ class Symm(Uncopied):
             count, dtype, op, root_group_rank, blocking: As in `Group.reduce`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
-        Returns:
-            A Work where `blocking` is False, else None.
-
         Raises:
             As `Group.reduce`.
 
@@ -619,9 +592,6 @@ class Symm(Uncopied):
             count, dtype, root_group_rank, blocking: As in `Group.gather`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
 
-        Returns:
-            A Work where `blocking` is False, else None.
-
         Raises:
             As `Group.gather`.
 
@@ -652,9 +622,6 @@ class Symm(Uncopied):
             out: `count` elements of ordinary memory.
             count, dtype, root_group_rank, blocking: As in `Group.scatter`.
             options: See `CallOptions`; there is no `device`, which is that of the blocks.
-
-        Returns:
-            A Work where `blocking` is False, else None.
 
         Raises:
             As `Group.scatter`.
