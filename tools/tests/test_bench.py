@@ -97,6 +97,13 @@ def team(directory, name="phalanx"):
     return Team(name, 2, directory, cores, "c", library, Path("nowhere"), False, 60.0)
 
 
+def team_with_pids(directory):
+    """A team and the pids of its ranks: this process may have other children, of earlier tests."""
+    before = children()
+    ranks = team(directory)
+    return ranks, children() - before
+
+
 # ---- what a run gives ------------------------------------------------------------------------------------------------
 
 
@@ -223,24 +230,23 @@ def test_a_peer_with_wrong_results_is_out_and_phalanx_is_still_measured(capsys):
 
 
 def test_a_rank_that_dies_ends_its_team_with_a_reason(tmp_path):
-    ranks = team(tmp_path)
-    os.kill(sorted(children())[-1], signal.SIGKILL)
+    ranks, pids = team_with_pids(tmp_path)
+    os.kill(max(pids), signal.SIGKILL)
     with pytest.raises(TeamError, match=r"rank \d died|is gone"):
         ranks.ask({"do": "finish"})
     ranks.kill()
 
 
 def test_a_rank_that_does_not_answer_is_ended_at_the_timeout(tmp_path):
-    ranks = team(tmp_path)
+    ranks, pids = team_with_pids(tmp_path)
     ranks.seconds = 0.5
-    os.kill(sorted(children())[-1], signal.SIGSTOP)
+    os.kill(max(pids), signal.SIGSTOP)
     with pytest.raises(TeamError, match=r"rank \d did not answer 'finish' in 0 s"):
         ranks.ask({"do": "finish"})
 
 
 def test_ranks_sleep_between_their_turns(tmp_path):
-    ranks = team(tmp_path)
-    pids = children()
+    ranks, pids = team_with_pids(tmp_path)
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
         states = {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}

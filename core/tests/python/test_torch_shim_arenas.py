@@ -213,7 +213,7 @@ def test_wrong_views_are_value_errors(alone):
 
 def test_an_arena_needs_a_registered_group(alone):
     text = raises(RuntimeError, lambda: P.symm_arena(64, PLAN, "nowhere"))
-    assert "symm_arena on group 'nowhere', which in context 0" in text
+    assert "symm_arena on group 'nowhere': " in text
     assert alone.last_error() == (UNSUPPORTED, text)
 
 

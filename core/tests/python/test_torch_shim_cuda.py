@@ -223,7 +223,7 @@ def unserved(rank, size):
         x = torch.ones(4, device="cuda")
         checked(ops.phxt_group_serve(0, b"g", CUDA, 0))
         text = raises(RuntimeError, lambda: P.all_reduce(x, "sum", "g"))
-        assert "all_reduce on group 'g'" in text and "no group of phalanx for this device" in text
+        assert "all_reduce on group 'g': " in text
         assert ops.phxt_fallback_count() == 1
         checked(ops.phxt_group_serve(0, b"g", CUDA, 1))
         checked(ops.phxt_group_serve(0, b"g", CPU, 0))
