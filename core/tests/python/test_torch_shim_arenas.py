@@ -217,7 +217,7 @@ def test_an_arena_needs_a_registered_group(alone):
     assert alone.last_error() == (UNSUPPORTED, text)
 
 
-def test_the_arena_of_an_unknown_group_is_made_by_the_other_road(alone):
+def test_the_arena_of_an_unknown_group_is_made_by_phalanx_c10d(alone):
     library = torch.library.Library("phalanx_c10d", "IMPL")
     calls = []
 

@@ -163,7 +163,7 @@ def test_groups_are_found_by_context_and_name(alone):
     ops.phxt_set_context(0)
 
 
-def test_an_unknown_group_without_an_implementation_of_the_other_road_says_what_to_import(alone):
+def test_an_unknown_group_without_an_implementation_in_python_says_what_to_import(alone):
     if torch._C._dispatch_has_kernel_for_dispatch_key("phalanx_c10d::broadcast", "CompositeExplicitAutograd"):
         pytest.skip("phalanx.collectives was imported: there is an implementation")
     text = raises(RuntimeError, lambda: P.broadcast(torch.ones(2), 0, "nowhere"))
@@ -172,7 +172,7 @@ def test_an_unknown_group_without_an_implementation_of_the_other_road_says_what_
         assert "import phalanx.collectives" in text
 
 
-def test_calls_on_unknown_groups_go_to_the_other_road_with_the_same_arguments(alone):
+def test_calls_on_unknown_groups_go_to_phalanx_c10d_with_the_same_arguments(alone):
     library = torch.library.Library("phalanx_c10d", "IMPL")
     calls = []
 

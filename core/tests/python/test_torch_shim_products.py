@@ -106,7 +106,7 @@ def test_wrong_arguments_are_value_errors_before_anything_is_sent(alone):
         assert alone.last_error() == (INVALID, text)
 
 
-def test_calls_on_unknown_groups_multiply_whole_and_go_to_the_other_road(alone):
+def test_calls_on_unknown_groups_multiply_whole_and_go_to_phalanx_c10d(alone):
     library = torch.library.Library("phalanx_c10d", "IMPL")
     calls = []
 
