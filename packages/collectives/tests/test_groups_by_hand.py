@@ -10,7 +10,7 @@ from torch._C._distributed_c10d import _register_process_group, _unregister_proc
 from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
 
 import phalanx.collectives as pc
-from c10d_groups import join, run_groups
+from c10d_groups import apart, join, run_groups
 from phalanx.collectives import c10d
 from phalanx.core import errors as pc_errors
 from ranks import run_ranks, scratch
@@ -243,3 +243,27 @@ def by_names(rank, size, backend):
 @pytest.mark.parametrize("backend", ["gloo", "phalanx"])
 def test_ops_find_any_group_by_the_names_that_torch_knows(backend):  # F28, T6
     run_groups(by_names, 3, backend)
+
+
+def renamed(rank, size):
+    """The core serves none of these groups: what goes through torch goes by the name."""
+    base = PrefixStore("by hand", dist.distributed_c10d._get_default_store())
+    first, second = (dist.ProcessGroup(PrefixStore(str(i), base), rank, size) for i in range(2))
+    for i, each in enumerate((first, second)):
+        own = dist.ProcessGroupGloo(PrefixStore(str(i), base), rank, size)
+        each._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        each._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, own)
+    _register_process_group("by hand", first)
+    x = torch.ones(1)
+    assert pc.all_reduce(x, "sum", "by hand").item() == size and pc.core_group(first) is None
+    assert pc.all_reduce(x, "sum", first).item() == size
+    _unregister_process_group("by hand")
+    _register_process_group("by hand", second)
+    assert pc.all_reduce(x, "sum", "by hand").item() == size
+    for call in (lambda: pc.all_reduce(x, "sum", first), lambda: pc.isend(x, 0, first)):
+        with pytest.raises(ValueError, match="the name 'by hand' means another process group now"):
+            call()
+
+
+def test_a_group_whose_name_means_another_one_is_refused():  # F28
+    run_ranks(renamed, 2, start_torch=True, env=apart(2))

@@ -1,5 +1,5 @@
-"""What torch is told of the ops of phalanx in Python: their results without data, their gradients, and who serves a
-group that the native ops do not know.
+"""What torch is told of the ops of phalanx in Python: their results without data, their gradients, and kernels for
+groups that the native ops do not know.
 
 The kernels for CPU and CUDA are in libphalanx_torch.so of phalanx-core. For a group that it does not know, an op calls
 its namesake in phalanx_c10d, which is here: the first such call on a group is where its ranks meet.

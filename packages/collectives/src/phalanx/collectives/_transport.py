@@ -1,4 +1,4 @@
-"""Who moves the data: the core, or the process group's own back end. It is decided here and nowhere else."""
+"""The transports of a group, the core and the back end of its process group, and the choice between them."""
 
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -12,6 +12,7 @@ from phalanx.collectives import _call_rows, _p2p_streams, _torch_compat, reducti
 from phalanx.collectives._cuda import stream_kwargs
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._op_table import Collective
+from phalanx.collectives._registry import state_named
 from phalanx.collectives._work import CoreWork
 from phalanx.collectives.profiling import shown
 from phalanx.core import ANY_RANK, Group, PeerDeadError, ffi, lib
@@ -121,18 +122,30 @@ class C10dTransport:
     def __init__(self, state: GroupState) -> None:
         self.state = state
 
+    def _name(self) -> str:
+        """The name by which torch finds the group.
+
+        Raises:
+            ValueError: The group was registered by a name that now means another one.
+        """
+        state = self.state
+        if state.op_name != state.name and state_named(state.name) is not state:
+            raise ValueError(
+                f"the name '{state.name}' means another process group now, and torch finds this one by no name: "
+                "register it again"
+            )
+        return state.name
+
     def _process_group(self) -> dist.ProcessGroup:
-        group = _torch_compat.group_named(self.state.name)
+        group = _torch_compat.group_named(self._name())
         assert group is not None
         return group
 
     def start(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-        tensor = tensor.contiguous()
+        tensor, name = tensor.contiguous(), self._name()
         if collective.through_torch is not None:
             return collective.through_torch(self.state, tensor, *args)
-        started: torch.Tensor = getattr(torch.ops._c10d_functional, collective.torch_name)(
-            tensor, *args, self.state.name
-        )
+        started: torch.Tensor = getattr(torch.ops._c10d_functional, collective.torch_name)(tensor, *args, name)
         return started
 
     def barrier(self, tensor: torch.Tensor) -> None:
@@ -160,7 +173,7 @@ class C10dTransport:
 
 
 def transport_for(state: GroupState, tensor: torch.Tensor, *, by_address: bool = False) -> Transport:
-    """Who serves a group for a tensor. The ranks have met; before that, a CPU tensor counts as the core's.
+    """The transport of a group for a tensor. The ranks have met; before that, a CPU tensor counts as the core's.
 
     Args:
         state: The group.
