@@ -46,7 +46,11 @@ def public_objects(module_name: str) -> dict[str, Any]:
 
 
 def _run(
-    rank: int, size: int, module_names: tuple[str, ...], add: Callable[[int, int], dict[str, Any]] | None
+    rank: int,
+    size: int,
+    module_names: tuple[str, ...],
+    add: Callable[[int, int], dict[str, Any]] | None,
+    left_out: Collection[str],
 ) -> dict[str, str]:
     import torch
     import torch.distributed as dist
@@ -59,7 +63,7 @@ def _run(
         objects |= public_objects(module_name)
     names = {"torch": torch, "dist": dist, "pc": pc, "rank": rank, "group": dist.group.WORLD}
     names |= {**(add(rank, size) if add is not None else {}), **objects}
-    return run_examples(rank, objects, names)
+    return run_examples(rank, {name: value for name, value in objects.items() if name not in left_out}, names)
 
 
 def run_examples(rank: int, objects: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, str]:
@@ -84,6 +88,7 @@ def check_examples(
     classes: bool = True,
     without: Collection[str] = (),
     add: Callable[[int, int], dict[str, Any]] | None = None,
+    left_out: Collection[str] = (),
 ) -> None:
     """Every public function and class has an example, and each gives what it says.
 
@@ -92,6 +97,7 @@ def check_examples(
         classes: Whether classes must have one, too; those that they have are run in any case.
         without: The names of those that have none.
         add: A function of a module: add(rank, size) gives further names that the examples have.
+        left_out: The names of those whose examples cannot run here.
     """
     missing = [
         f"{module_name}.{name}"
@@ -100,5 +106,5 @@ def check_examples(
         if ">>> " not in (value.__doc__ or "") and name not in without and (classes or not inspect.isclass(value))
     ]
     assert missing == [], "no example in the docstrings of these"
-    for failed in run_ranks(_run, 2, module_names, add, start_torch=True):
+    for failed in run_ranks(_run, 2, module_names, add, left_out, start_torch=True):
         assert not failed, "\n".join(failed.values())

@@ -23,9 +23,12 @@ WITHOUT = (
 )
 
 
-@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+POOLS = ("MemPool", "get_mem_pool", "use_mem_pool")  # compiled at their first use
+
+
 @pytest.mark.timeout(600)
 def test_every_public_function_has_an_example_that_gives_what_it_says(monkeypatch):
-    monkeypatch.setenv("PHALANX_NATIVE", os.environ.get("PHALANX_NATIVE") or str(native_folder("pool")))
-    _build.module()  # here, as ranks may not take so long
-    check_examples("phalanx.symm_mem", without=WITHOUT)
+    if has_compiler():
+        monkeypatch.setenv("PHALANX_NATIVE", os.environ.get("PHALANX_NATIVE") or str(native_folder("pool")))
+        _build.module()  # here, as ranks may not take so long
+    check_examples("phalanx.symm_mem", without=WITHOUT, left_out=() if has_compiler() else POOLS)
