@@ -10,11 +10,11 @@ project_copyright = author
 release = (ROOT / "core" / "VERSION").read_text().strip()
 version = ".".join(release.split(".")[:2])
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
-html_theme = "alabaster"
-html_theme_options = {"description": "Ranks that move as one", "page_width": "70em", "fixed_sidebar": True}
+html_theme = "furo"
+html_title = f"Phalanx {release}"
 html_show_copyright = False
 
 autodoc_member_order = "bysource"
