@@ -14,8 +14,18 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphin
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
+pygments_dark_style = "one-dark"  # that of the theme underlines every imported name
 html_title = f"Phalanx {release}"
 html_show_copyright = False
+html_static_path = ["_static"]
+html_css_files = ["phalanx.css"]
+html_logo = html_favicon = "_static/logo.svg"
+html_search_scorer = str(ROOT / "docs" / "_static" / "scorer.js")
+html_copy_source = False
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1c66a8", "color-brand-content": "#1c66a8"},
+    "dark_css_variables": {"color-brand-primary": "#7fb8ee", "color-brand-content": "#7fb8ee"},
+}
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
