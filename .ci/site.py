@@ -24,7 +24,7 @@ from typing import Any
 SEARCHES = {
     "hang": ["howto/troubleshooting"],
     "slow": ["howto/troubleshooting"],
-    "deadlock": ["howto/troubleshooting", "howto/trace"],
+    "deadlock": ["howto/troubleshooting"],
     "DDP": ["howto/ddp_fsdp"],
     "tensor parallel": ["howto/tensor_parallel"],
     "environment variable": ["reference/environment"],

@@ -1,14 +1,13 @@
 """Judges every cell of the newest results of `phalanx bench` against the goals, and prints the tables.
 
-With --markdown it writes them into docs/explanation/goals.md, with --check it only compares, with --misses it lists
-every cell that misses a goal. What stands in the way of each is decided by the rules of goals_causes.py.
+With --misses it lists every cell that misses a goal. What stands in the way of each is decided by the rules of
+goals_causes.py; docs/explanation/goals.md explains the letters, and docs/pictures/goals.py draws the cells.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -22,7 +21,6 @@ from readme_table import PEERS, byte_count, head, microseconds
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
-PAGE = HERE.parent / "docs" / "explanation" / "goals.md"
 
 # The goals, from the project's goals in numbers (goals.md, "Speed on CPU"): time / time of the fastest peer of the run.
 SIZES = (256, 1 << 10, 8 << 10, 64 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20)
@@ -47,10 +45,7 @@ LIMIT_OTHERS = 1.3
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    what = parser.add_mutually_exclusive_group()
-    what.add_argument("--markdown", action="store_true", help="write the sections of docs/explanation/goals.md")
-    what.add_argument("--check", action="store_true", help="fail if they are not what would be written")
-    what.add_argument("--misses", action="store_true", help="list every cell that misses a goal")
+    parser.add_argument("--misses", action="store_true", help="list every cell that misses a goal")
     parser.add_argument("files", nargs="*", type=Path, help="results; default: the newest of each machine and kind")
     given = parser.parse_args()
     results = [(path, read(path)) for path in given.files or found(RESULTS)]
@@ -58,21 +53,9 @@ def main() -> int:
     cells = with_float32([cell for run in runs for cell in cells_of(run)])
     if given.misses:
         print("\n".join(misses(cells)))
-        return 0
-    sections = {name: "\n".join(lines) for name, lines in contents(cells, runs, python)}
-    if not (given.markdown or given.check):
-        print("\n\n".join(sections.values()))
-        return 0
-    before = PAGE.read_text(encoding="utf-8")
-    after = replaced(before, sections)
-    if before == after:
-        print(f"{PAGE.name} has the figures of the results")
-        return 0
-    if given.check:
-        print(f"{PAGE.name} does not have the figures of the results: run python benchmarks/goals_table.py --markdown")
-        return 1
-    PAGE.write_text(after, encoding="utf-8")
-    print(f"wrote the figures of {len(runs) + len(python)} results")
+    else:
+        for name, lines in contents(cells, runs, python):
+            print("\n".join([f"## {name}", "", *lines, ""]))
     return 0
 
 
@@ -149,11 +132,11 @@ def goal_of(collective: str, ranks: int, dtype: str, buffers: str, size: int, pe
     return OTHERS
 
 
-# ---- the page ------------------------------------------------------------------------------------------------------
+# ---- the tables ----------------------------------------------------------------------------------------------------
 
 
 def contents(cells: list[Cell], runs: list[Run], python: list[Run]) -> Iterator[tuple[str, Iterable[str]]]:
-    """Each section of the page by name."""
+    """Each section by name."""
     yield "runs", sources([*runs, *python])
     yield "counts", counts(cells, runs)
     yield "barrier", barriers(cells)
@@ -165,18 +148,6 @@ def contents(cells: list[Cell], runs: list[Run], python: list[Run]) -> Iterator[
     yield "adding", goals_causes.adding(cells)
     yield "recorder", goals_causes.recorder(RESULTS)
     yield "python", goals_python.table(python)
-
-
-def replaced(text: str, sections: dict[str, str]) -> str:
-    """The page with its sections filled in."""
-    for name, content in sections.items():
-        begin, end = f"<!-- goals: {name} -->", "<!-- end -->"
-        pattern = re.compile(f"{re.escape(begin)}\n.*?{re.escape(end)}", re.DOTALL)
-        if len(pattern.findall(text)) != 1:
-            raise SystemExit(f"{PAGE.name} must have one section between {begin} and {end}")
-        whole = f"{begin}\n\n{content}\n\n{end}"
-        text = pattern.sub(lambda _, whole=whole: whole, text)  # type: ignore[misc]
-    return text
 
 
 def sources(runs: list[Run]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 import torch
 import torch.distributed as dist
+
 import phalanx.collectives as pc
 
 dist.init_process_group("phalanx")

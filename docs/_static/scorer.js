@@ -20,6 +20,7 @@ const ASKED = {
   "reference/environment": "environment variable|environment variables|environment|env",
   "reference/glossary": "glossary|terms",
   "reference/support": "support|supported|support matrix|dtype|dtypes",
+  "explanation/collectives": "what does all_reduce do|reduce|gather|scatter",
   "explanation/benchmarks": "benchmarks|performance|figures|speed|latency|bandwidth",
   "explanation/comparison": "comparison|compare|mpi|mpich|open mpi|oneccl|deepspeed",
 };
