@@ -28,7 +28,7 @@ SEARCHES = {
     "DDP": ["howto/ddp_fsdp"],
     "tensor parallel": ["howto/tensor_parallel"],
     "environment variable": ["reference/environment"],
-    "all_reduce": ["howto/collectives", "reference/python"],
+    "all_reduce": ["howto/collectives", "reference/python/phalanx.collectives"],
     "install": ["howto/install"],
     "context parallel": ["howto/context_parallel"],
     "gpu": ["howto/gpu"],
@@ -37,9 +37,9 @@ SEARCHES = {
 WIDTHS = (1280, 390)  # of a laptop, and of a telephone
 PICTURES = {  # name: page, width, height, dark
     "landing": ("index", 1280, 1800, False),
-    "how-to": ("howto/collectives", 1280, 1600, False),
-    "reference-c": ("reference/c", 1280, 1600, False),
-    "reference-python": ("reference/python", 1280, 1600, False),
+    "how-to": ("howto/ddp_fsdp", 1280, 1600, False),
+    "reference-c": ("reference/c/collectives", 1280, 1600, False),
+    "reference-python": ("reference/python/phalanx.collectives", 1280, 1600, False),
     "benchmarks": ("explanation/benchmarks", 1280, 1600, False),
     "goals": ("explanation/goals", 1280, 1600, False),
     "mobile": ("index", 390, 844, False),
@@ -181,6 +181,9 @@ class Site(http.server.ThreadingHTTPServer):
 
         super().__init__(("127.0.0.1", 0), lambda *given: Handler(*given, directory=str(folder)))
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def handle_error(self, *given: object) -> None:
+        pass  # Chromium hangs up on what it needs no longer
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.server_port}/{path}"
