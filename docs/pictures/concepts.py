@@ -360,9 +360,9 @@ def barrier() -> Picture:
 
 def send_recv() -> Picture:
     p = Picture(620, 170, "send and recv: one rank to another, matched by rank and tag")
-    p.box(30, 30, 150, 80, "rank 0\nsend(b, to=2, tag=7)", fill=RANKS[0], size=12)
+    p.box(30, 30, 150, 80, "rank 0\nsend(a, to=2, tag=7)", fill=RANKS[0], size=12)
     p.box(440, 30, 150, 80, "rank 2\nrecv(from=0, tag=7)", fill=RANKS[2], size=12)
-    p.arrow((180, 70), (438, 70), colour=GREEN, width=2, text="b, in the order of sending")
+    p.arrow((180, 70), (438, 70), colour=GREEN, width=2, text="a, in the order of sending")
     p.text(310, 128, "rank 1 takes no part", size=12, colour=MUTED)
     p.text(310, 152, "small messages travel at once; large ones when the receive is there", size=12, colour=MUTED)
     return p
