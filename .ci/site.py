@@ -226,19 +226,16 @@ def photograph(chromium: str, site: Site, folder: Path, pages: set[str]) -> None
                 print(f"no picture {name}: Chromium took more than 60 s")
 
 
-def judge(seen: dict[str, Any], pages: set[str]) -> list[str]:
+def judge(seen: dict[str, Any]) -> list[str]:
     """What is wrong with what Chromium saw."""
     if "error" in seen:
         return [f"Chromium: {seen['error']}"]
     problems = [f"{page}: {count} lines of code are cut off at {WIDTHS[0]} px" for page, count in seen["cut"]]
     problems += [f"{page}: is {wide} px wide in a window of {width} px" for page, width, wide in seen["wide"]]
-    for search, expected in SEARCHES.items():
-        wanted = [f"{page}.html" for page in expected if f"{page}.html" in pages]
-        first = str(seen["first"][search]).partition("#")[0].partition("?")[0]
-        if not wanted:
-            print(f"search {search!r}: not judged, there is no page {expected[0]}")
-        elif first not in wanted:
-            problems.append(f"search {search!r}: finds {first or 'nothing'} first, not {wanted[0]}")
+    for search, first in seen["first"].items():
+        page = first.partition("#")[0].partition("?")[0].removesuffix(".html")
+        if page not in SEARCHES[search]:
+            problems.append(f"search {search!r}: finds {page or 'nothing'} first, not {SEARCHES[search][0]}")
     return problems
 
 
@@ -260,10 +257,13 @@ def main() -> int:
     if chromium is None:
         print("skipped: code, tables and searches are not looked at, as there is no Chromium (Debian: chromium)")
     else:
-        wanted = {"pages": sorted(pages), "widths": WIDTHS, "searches": list(SEARCHES)}
+        searches = [text for text, expected in SEARCHES.items() if any(f"{page}.html" in pages for page in expected)]
+        for text in [text for text in SEARCHES if text not in searches]:
+            print(f"search {text!r}: not tried, there is no page {SEARCHES[text][0]}")
+        wanted = {"pages": sorted(pages), "widths": WIDTHS, "searches": searches}
         site = Site(folder, wanted)
         seen = look(chromium, site)
-        problems += judge(seen, set(pages))
+        problems += judge(seen)
         if "error" not in seen:
             cut = sum(count for _, count in seen["cut"])
             print(f"{seen['lines']} lines of code, {cut} of them cut off at {WIDTHS[0]} px")
