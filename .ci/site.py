@@ -250,6 +250,8 @@ def main() -> int:
         for path in sorted(folder.rglob("*.html"))
         if "_static" not in path.parts
     }
+    if not pages:
+        parser.error(f"there are no pages in {folder}")
     problems = broken_links(folder, pages)
     links = sum(len(page.links) for page in pages.values())
     print(f"{len(pages)} pages, {links} links, {len(problems)} of them broken")
