@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 # Public, but torch.distributed does not list it for type checkers. Read in 2.11 to 2.13.
 from torch.distributed import PrefixStore as PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as _c10d
 from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
 
