@@ -225,6 +225,17 @@ def base_of(store: Any) -> Any:
     return store
 
 
+def wrap_backend(backend: Any, name: str, store: Any, rank: int, size: int) -> dist.ProcessGroup:
+    """A process group whose tensors of the CPU a backend serves, and which torch's tables do not have. Read in 2.11 to
+    2.14."""
+    group: Any = dist.ProcessGroup(store, rank, size)
+    custom = dist.ProcessGroup.BackendType.CUSTOM
+    group._set_default_backend(custom)
+    group._register_backend(torch.device("cpu"), custom, backend)
+    group._set_group_name(name)
+    return cast(dist.ProcessGroup, group)
+
+
 def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:
     """Global ranks of a group, in order; its own numbers where nobody said the global ones. Read in 2.11 to 2.13."""
     known = _c10d._world.pg_group_ranks.get(group) or {}

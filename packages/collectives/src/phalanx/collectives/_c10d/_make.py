@@ -1,8 +1,10 @@
 """Makes what serves a new process group of the backend."""
 
+import itertools
 import sys
 import warnings
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -15,7 +17,7 @@ from phalanx.collectives._c10d._membership import Membership, Roster, Unconnecte
 from phalanx.collectives._group_state import tell
 from phalanx.collectives._registry import members
 from phalanx.collectives._torch_compat import PrefixStore, backends_of
-from phalanx.core import PhalanxError, UnsupportedError, WaitTimeoutError
+from phalanx.core import InvalidArgumentError, PhalanxError, UnsupportedError, WaitTimeoutError
 
 
 def create(options: Any, nccl_options: Any) -> Any:
@@ -68,6 +70,21 @@ def create(options: Any, nccl_options: Any) -> Any:
     if spans_hosts and _torch_compat.has_nccl():
         return _torch_compat.join_backends(options, cpu=backend, nccl_options=nccl_options)
     return backend
+
+
+_numbers = itertools.count()
+_BY_HAND = "by hand"  # what the ranks of such a group call it
+
+
+def by_hand(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """See c10d.process_group."""
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(f"process_group: rank {rank} is not in a group of {size}")
+    key, ranks = f"phalanx/by_hand/{next(_numbers)}", range(size)
+    timeout_ms = default_ms(key, timeout)
+    connection = Connection(_BY_HAND, ranks, rank, Facts(store, timeout_ms, by_hand=True), key)
+    backend = _backend(_BY_HAND, timeout_ms, Roster(rank, ranks, store, connection))
+    return _torch_compat.wrap_backend(backend, key, store, rank, size)
 
 
 def _backend(name: str, timeout_ms: int, roster: Roster) -> Any:
