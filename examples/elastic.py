@@ -71,10 +71,12 @@ def work(worker: int, port: int) -> None:
             generation += 1
             continue
         rank = members.index(worker)
+        # [group]
         own = dist.PrefixStore(f"generation {generation}", store)
         group = c10d.process_group(own, rank, len(members), datetime.timedelta(seconds=30))
         trainer.synchronize(group)
         model = DistributedDataParallel(trainer.model, process_group=group)
+        # [group end]
         if generation:
             print(f"worker {worker} is rank {rank} of generation {generation}, at step {trainer.step}", flush=True)
             store.set(f"back/{worker}", str(time.time()))
