@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 import torch.distributed as dist
 
 from phalanx.collectives import _library, _torch_compat
@@ -92,12 +93,25 @@ class Connection(Protocol):
     """A process group of the backend `phalanx`, as it is served: see c10d/_connect.py."""
 
     timeout_ms: int
+    ranks: tuple[int, ...]
+    changed_store: Any
 
     def group(self, timeout_ms: int) -> Group: ...
     def set_timeout(self, timeout_ms: int) -> None: ...
     def share_rank(self) -> Rank | None: ...
 
 
+class SymmetricMemory(Protocol):
+    """Where windows of the backend find the memory of tensors: phalanx.symm_mem, once it was imported."""
+
+    def block(self, tensor: torch.Tensor) -> int:
+        """The first byte of the block that a tensor lies in; 0 if it lies in none. Not collective."""
+
+    def rendezvous(self, tensor: torch.Tensor, group_name: str, timeout_ms: int) -> int:
+        """The address of the phx_symm of that block, which the callee keeps. Collective."""
+
+
+symmetric_memory: SymmetricMemory | None = None
 connections: dict[str, Connection] = {}  # by name of the process group, while it is not destroyed
 
 
@@ -191,7 +205,9 @@ class _ProcessGroupState(GroupState):
     __slots__ = ("_by_hand", "_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_watch")
 
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
-        super().__init__(name, int(group.rank()), _torch_compat.ranks_of(group))
+        connection = connections.get(name)  # it knows the ranks of a group that was reconfigured
+        ranks = _torch_compat.ranks_of(group) if connection is None else connection.ranks
+        super().__init__(name, int(group.rank()), ranks)
         self._by_hand = not _torch_compat.is_known(group)
         if self._by_hand:  # somebody registered it by a name, which may mean another group later
             self.op_name = f"{name}@{id(group):x}"
@@ -360,6 +376,22 @@ def _default_id() -> int:
     """By which the calling rank is known."""
     default = dist.group.WORLD if dist.is_available() else None
     return 0 if default is None else id(default)
+
+
+def forget_group(name: str) -> bool:
+    """Forget what is known of the group of that name: its ranks have changed. Not collective.
+
+    Returns:
+        Whether it is the default group, and a rank served groups of its ranks.
+    """
+    default = dist.group.WORLD
+    rank = None
+    for key in [key for key, state in list(_states.items()) if state.name == name]:
+        _forget(key)
+    if default is not None and str(default.group_name) == name:
+        with _lock:
+            rank = _ranks.pop(id(default), None)
+    return rank is not None
 
 
 def release_rank() -> None:

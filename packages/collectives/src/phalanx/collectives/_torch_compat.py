@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 # Public, but torch.distributed does not list it for type checkers. Read in 2.11 to 2.13.
 from torch.distributed import PrefixStore as PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import TCPStore as TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as _c10d
 from torch.distributed.device_mesh import DeviceMesh as DeviceMesh
 
@@ -222,6 +223,17 @@ def base_of(store: Any) -> Any:
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
+
+
+def wrap_backend(backend: Any, name: str, store: Any, rank: int, size: int) -> dist.ProcessGroup:
+    """A process group whose tensors of the CPU a backend serves, and which torch's tables do not have. Read in 2.11 to
+    2.14."""
+    group: Any = dist.ProcessGroup(store, rank, size)
+    custom = dist.ProcessGroup.BackendType.CUSTOM
+    group._set_default_backend(custom)
+    group._register_backend(torch.device("cpu"), custom, backend)
+    group._set_group_name(name)
+    return cast(dist.ProcessGroup, group)
 
 
 def ranks_of(group: dist.ProcessGroup) -> tuple[int, ...]:

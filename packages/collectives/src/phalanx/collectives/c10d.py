@@ -27,12 +27,22 @@ from typing import Any
 import phalanx_torch_autoload
 import torch.distributed as dist
 
-from phalanx.collectives import _torch_compat
-from phalanx.collectives._c10d import BACKEND, _build
-from phalanx.collectives._registry import connections
+from phalanx.collectives import _registry, _torch_compat
+from phalanx.collectives._c10d import BACKEND, _build, _make
+from phalanx.collectives._registry import SymmetricMemory, connections
 from phalanx.core.timeouts import milliseconds
 
-__all__ = ["BACKEND", "load", "monitored_barrier", "register", "set_timeout"]
+__all__ = [
+    "BACKEND",
+    "SymmetricMemory",
+    "changed_store",
+    "load",
+    "monitored_barrier",
+    "process_group",
+    "register",
+    "set_symmetric_memory",
+    "set_timeout",
+]
 
 
 def register() -> None:
@@ -85,6 +95,54 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
     _torch_compat.backend_of(found, BACKEND).set_timeout(timeout)
     if (connection := connections.get(found.group_name)) is not None:
         connection.set_timeout(milliseconds(timeout))
+
+
+def process_group(
+    store: dist.Store, rank: int, size: int, timeout: timedelta = timedelta(minutes=30)
+) -> dist.ProcessGroup:
+    """A process group that belongs to no default group, for managers that make and drop groups as ranks come and go.
+
+    Not collective: the ranks meet at the first collective or message. It has ranks and a store of its own, whatever
+    groups the process has besides. For torchft, as the body of `_create_pg` of a ProcessGroupWrapper.
+
+    Args:
+        store: That the ranks share. Another group must have another one, or a PrefixStore of it.
+        rank: Of the caller, from 0.
+        size: How many ranks there are.
+        timeout: Of collectives and messages.
+
+    Raises:
+        InvalidArgumentError: The rank is not in the group, or the timeout is negative.
+        DistBackendError: The backend cannot be had; the text says why, and what to do.
+
+    Example:
+        >>> own = process_group(dist.HashStore(), 0, 1)
+        >>> own.allreduce([torch.ones(2)]).wait()
+        True
+    """
+    return _make.by_hand(store, rank, size, timeout)
+
+
+def set_symmetric_memory(memory: SymmetricMemory) -> None:
+    """Say where windows of this backend find the memory of tensors. phalanx.symm_mem does it when it is imported.
+
+    Args:
+        memory: What finds the blocks of tensors, and lets the ranks of a group map them.
+    """
+    _registry.symmetric_memory = memory
+
+
+def changed_store(group: dist.ProcessGroup) -> Any:
+    """The store that the ranks of a group share since its ranks changed, by `reconfigure`; None if they did not.
+
+    For packages that bring the ranks of a group together. Torch keeps the store that the group was made with, which a
+    process that joined later need not have. Not collective.
+
+    Args:
+        group: Any process group.
+    """
+    connection = connections.get(group.group_name)
+    return None if connection is None else connection.changed_store
 
 
 def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from phalanx.collectives import GroupLike, check_group, process_group_of
+from phalanx.collectives import GroupLike, c10d, check_group, process_group_of
 from phalanx.core import (
     AlreadyExistsError,
     Group,
@@ -80,6 +80,7 @@ class RankGroup:
     def __init__(self, name: str, info: GroupInfo, process_group: dist.ProcessGroup | None = None) -> None:
         self.name = name
         self.info = info
+        self.changed_store = None if process_group is None else c10d.changed_store(process_group)
         # Weak: a process group that is destroyed must not be kept alive here.
         self.process_group = None if process_group is None else weakref.ref(process_group)
         known = None if process_group is None else _torch_compat.ranks_of(process_group)
@@ -263,27 +264,28 @@ def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) 
     known = groups.get(name)
     if known is not None:
         before = known.process_group() if known.process_group is not None else None
-        if before is process_group:
+        if before is process_group and known.changed_store is c10d.changed_store(process_group):
             return known
         if known.process_group is None:
             raise AlreadyExistsError(
                 f"the process group {name!r} has the name of a group made by set_group_info; use another name there",
                 group=name,
             )
-        if before is not None and before.rank() != process_group.rank():
+        if before not in (None, process_group) and before.rank() != process_group.rank():
             raise InvalidArgumentError(
                 f"group {name!r} has rank {before.rank()} and rank {process_group.rank()} in this context; ranks that "
                 "are threads of one process need `with rank_context():` each",
                 group=name,
             )
-        # Otherwise the process group was destroyed and this is a new one of the same name.
+        # Otherwise it was destroyed and this is a new one of the same name, or its ranks have changed.
     if _torch_compat.is_fake(process_group):
         raise UnsupportedError(
             f"the other ranks of group {name!r} are fake, so there is no memory to share", group=name
         )
     # Groups of other ranks may have the same name and store.
     ranks = "_".join(map(str, _torch_compat.ranks_of(process_group)))
-    store = _torch_compat.PrefixStore(f"{_STORE_PREFIX}/{ranks}", _torch_compat.store_of(process_group))
+    base = c10d.changed_store(process_group) or _torch_compat.store_of(process_group)
+    store = _torch_compat.PrefixStore(f"{_STORE_PREFIX}/{ranks}", base)
     group = RankGroup(name, GroupInfo(process_group.rank(), process_group.size(), store), process_group)
     with context.lock:
         if groups.get(name) is known:

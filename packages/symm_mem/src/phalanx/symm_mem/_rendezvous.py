@@ -2,8 +2,8 @@
 
 import torch
 
-from phalanx.collectives import GroupLike
-from phalanx.core import InvalidArgumentError, NotFoundError, PhalanxError, Symm
+from phalanx.collectives import GroupLike, c10d
+from phalanx.core import InvalidArgumentError, NotFoundError, PhalanxError, Symm, ffi
 from phalanx.symm_mem import _cuda
 from phalanx.symm_mem._allocation import find
 from phalanx.symm_mem._handle import SymmetricMemory, handles_of, live_handles
@@ -103,6 +103,20 @@ def _handle(allocation: Allocation, members: RankGroup, symm: Symm, offset: int)
         with context.lock:
             live_handles(context).add(handle)
     return handle
+
+
+class _WindowMemory:
+    """What windows of the backend `phalanx` need of this package."""
+
+    def block(self, tensor: torch.Tensor) -> int:
+        place = find(tensor)
+        return 0 if place is None else place[0].address
+
+    def rendezvous(self, tensor: torch.Tensor, group_name: str, timeout_ms: int) -> int:
+        return int(ffi.cast("uintptr_t", rendezvous(tensor, group_name, timeout_ms=timeout_ms).symm.pointer))
+
+
+c10d.set_symmetric_memory(_WindowMemory())
 
 
 def _allocation_of(operation: str, tensor: torch.Tensor) -> tuple[Allocation, int]:

@@ -4,7 +4,10 @@ import os
 import threading
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import cache
 from typing import Any, NamedTuple
+
+import torch
 
 from phalanx.collectives import _registry
 from phalanx.collectives._bootstrap import Bootstrap, FirstFailure
@@ -14,9 +17,19 @@ from phalanx.core import (
     InvalidArgumentError,
     RevokedError,
     UnsupportedError,
+    World,
     ffi,
 )
 from phalanx.core.timeouts import milliseconds
+
+hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
+
+
+@cache
+def host_name() -> str:
+    """What this rank calls its host: the same exactly on ranks that can share memory."""
+    with World(0, 1) as alone:
+        return f"{alone.host_id:x}"
 
 
 def default_ms(name: str, timeout: timedelta) -> int:
@@ -55,10 +68,16 @@ class Connection:
         ranks: Its global ranks, in order.
         position: Of this rank among them.
         facts: What else belongs to the group itself.
+        key: The name of the process group in this process, where that is not `name`.
+        changed: Whether these are other ranks than those that the process group was made with.
     """
 
-    def __init__(self, name: str, ranks: Sequence[int], position: int, facts: Facts) -> None:
+    def __init__(
+        self, name: str, ranks: Sequence[int], position: int, facts: Facts, key: str = "", changed: bool = False
+    ) -> None:
         self.name = name
+        self._key = key or name
+        self.changed_store = facts.store if changed else None  # which torch does not know
         self.timeout_ms = facts.timeout_ms
         self._facts = facts
         self._rank: _registry.Rank | None = None
@@ -72,7 +91,7 @@ class Connection:
         self._group: Group | None = None
         self._failure = FirstFailure(name)
         self._closed = False
-        _registry.connections[name] = self
+        _registry.connections[self._key] = self
 
     def group(self, timeout_ms: int) -> Group:
         """The core's group. Collective the first time.
@@ -105,6 +124,10 @@ class Connection:
         self._rank_is_own = False
         return self._rank
 
+    def adopt_rank(self) -> None:
+        """Leave the world of the rank when this is closed: its group, the default one, gets other ranks."""
+        self._rank_is_own = True
+
     def check(self) -> None:
         """Raise RevokedError if this was closed, also while the ranks meet."""
         if self._closed:
@@ -125,6 +148,15 @@ class Connection:
         """Where the core's group is in memory, and the token of its bootstrap. Collective the first time."""
         return int(ffi.cast("uintptr_t", self.group(timeout_ms).pointer)), self.token
 
+    def block(self, tensor: torch.Tensor) -> int:
+        """The first byte of the block of symmetric memory that a tensor lies in; 0 if it lies in none."""
+        return 0 if _registry.symmetric_memory is None else _registry.symmetric_memory.block(tensor)
+
+    def rendezvous(self, tensor: torch.Tensor, timeout_ms: int) -> int:
+        """The address of the phx_symm of that block with this group. Collective."""
+        assert _registry.symmetric_memory is not None  # `block` has found it there
+        return _registry.symmetric_memory.rendezvous(tensor, self._key, timeout_ms)
+
     def close(self) -> None:
         """Let go of the core's group; whoever is meeting gives up. Not collective. A second call does nothing."""
         if self._pid != os.getpid():
@@ -133,8 +165,8 @@ class Connection:
             self._closed = True
             released, self._group = self._group, None
             rank = self._rank if self._rank_is_own else None
-        if _registry.connections.get(self.name) is self:
-            del _registry.connections[self.name]
+        if _registry.connections.get(self._key) is self:
+            del _registry.connections[self._key]
         del released  # not under the lock
         if rank is not None:
             rank.close()

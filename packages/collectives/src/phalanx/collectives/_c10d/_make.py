@@ -1,8 +1,10 @@
 """Makes what serves a new process group of the backend."""
 
+import itertools
 import sys
 import warnings
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -10,13 +12,12 @@ import torch.distributed as dist
 from phalanx.collectives import _registry, _torch_compat
 from phalanx.collectives._bootstrap import Bootstrap, BootstrapResult
 from phalanx.collectives._c10d import BACKEND, _build
-from phalanx.collectives._c10d._connect import Connection, Facts, default_ms
+from phalanx.collectives._c10d._connect import Connection, Facts, default_ms, host_name, hosts
+from phalanx.collectives._c10d._membership import Membership, Roster, Unconnected
 from phalanx.collectives._group_state import tell
 from phalanx.collectives._registry import members
 from phalanx.collectives._torch_compat import PrefixStore, backends_of
-from phalanx.core import PhalanxError, UnsupportedError, WaitTimeoutError, World
-
-_hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
+from phalanx.core import InvalidArgumentError, PhalanxError, UnsupportedError, WaitTimeoutError
 
 
 def create(options: Any, nccl_options: Any) -> Any:
@@ -51,9 +52,10 @@ def create(options: Any, nccl_options: Any) -> Any:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     rank, store, name = int(options.group_rank), options.store, options.group_id
     timeout_ms = default_ms(name, options.timeout)
-    hosts = _hosts_of(name, ranks, rank, store, timeout_ms, by_hand)
+    if getattr(options, "enable_reconfigure", False):  # the other ranks come with the first `reconfigure`
+        return _backend(name, timeout_ms, Roster(rank, ranks, store, Unconnected(name)))
+    spans_hosts = len(set(_hosts_of(name, ranks, rank, store, timeout_ms, by_hand))) > 1
     connection = Connection(name, ranks, rank, Facts(store, timeout_ms, by_hand))
-    spans_hosts = len(set(hosts)) > 1
     if spans_hosts:  # whether the core can serve it shows when it is made, on all ranks alike
         try:
             connection.group(timeout_ms)
@@ -64,28 +66,48 @@ def create(options: Any, nccl_options: Any) -> Any:
         except PhalanxError as error:
             connection.close()
             raise dist.DistBackendError(f"group '{name}': {error}") from error
-    compiled = _build.module()
-    functions = _build.functions(compiled.functions)
-    calls = (connection.address, connection.close)
-    backend = compiled.create(functions, name, rank, ranks, store, timeout_ms, *calls)
+    backend = _backend(name, timeout_ms, Roster(rank, ranks, store, connection))
     if spans_hosts and _torch_compat.has_nccl():
         return _torch_compat.join_backends(options, cpu=backend, nccl_options=nccl_options)
     return backend
+
+
+_numbers = itertools.count()
+_BY_HAND = "by hand"  # what the ranks of such a group call it
+
+
+def by_hand(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """See c10d.process_group."""
+    if not 0 <= rank < size:
+        raise InvalidArgumentError(f"process_group: rank {rank} is not in a group of {size}")
+    key, ranks = f"phalanx/by_hand/{next(_numbers)}", range(size)
+    timeout_ms = default_ms(key, timeout)
+    connection = Connection(_BY_HAND, ranks, rank, Facts(store, timeout_ms, by_hand=True), key)
+    backend = _backend(_BY_HAND, timeout_ms, Roster(rank, ranks, store, connection))
+    return _torch_compat.wrap_backend(backend, key, store, rank, size)
+
+
+def _backend(name: str, timeout_ms: int, roster: Roster) -> Any:
+    """A backend in C++ of these ranks. Not collective."""
+    try:
+        compiled = _build.module()
+    except RuntimeError as error:
+        raise dist.DistBackendError(f"group '{name}': {error}") from None
+    functions = _build.functions(compiled.functions)
+    return compiled.create(functions, name, timeout_ms, roster, Membership(name, timeout_ms, roster, _backend))
 
 
 def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms: int, by_hand: bool) -> list[str]:
     """What the ranks of a group call their hosts, in order."""
     default = dist.group.WORLD
     if default is not None and BACKEND in backends_of(default) and not by_hand:
-        return [_hosts[default.group_name][each] for each in ranks]
+        return [hosts[default.group_name][each] for each in ranks]
     refusal = _build.refusal()
     answer = BootstrapResult("", f"rank {ranks[0]}: {refusal}" if refusal else "", [""])
     if len(ranks) > 1:
-        with World(0, 1) as alone:
-            host = f"{alone.host_id:x}"
         own = PrefixStore(f"phalanx/hosts/{members(ranks)}", store)
         try:
-            answer = Bootstrap(own, name, ranks, rank, timeout_ms).run(refusal, host)
+            answer = Bootstrap(own, name, ranks, rank, timeout_ms).run(refusal, host_name())
         except WaitTimeoutError as error:
             late = str(error).partition(" to call ")[0]
             raise dist.DistBackendError(f"{late} to make it too, by init_process_group or new_group") from None
@@ -94,7 +116,7 @@ def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms
     if answer.refusal:
         raise dist.DistBackendError(f"group '{name}': {answer.refusal}")
     if default is None:
-        _hosts[name] = answer.hosts
+        hosts[name] = answer.hosts
     return answer.hosts
 
 

@@ -18,7 +18,7 @@ constexpr size_t kMostPending = 64;
 // How long an answer that was given in time may take to arrive.
 constexpr auto kDelay = std::chrono::seconds(2);
 
-// The work of several works.
+// The work of several works, or of none: then it is complete.
 class Batch final : public c10d::Work {
  public:
   explicit Batch(std::vector<C10dWork> works) : c10d::Work(-1, OpType::COALESCED), works_(std::move(works)) {}
@@ -58,14 +58,13 @@ class Batch final : public c10d::Work {
 
 }  // namespace
 
-Backend::Backend(int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::Store> store, Milliseconds timeout,
-                 std::shared_ptr<Engine> engine)
-    : c10d::Backend(rank, static_cast<int>(ranks.size())),
-      ranks_(std::move(ranks)),
-      store_(std::move(store)),
-      engine_(std::move(engine)),
+C10dWork work_of(std::vector<C10dWork> works) { return c10::make_intrusive<Batch>(std::move(works)); }
+
+Backend::Backend(Roster roster, Milliseconds timeout, Membership membership)
+    : c10d::Backend(roster.rank, static_cast<int>(roster.ranks.size())),
+      membership_(std::move(membership)),
       timeout_ms_(timeout.count()) {
-  engine_->set_timeout(timeout);
+  take(std::move(roster));
 }
 
 Backend::~Backend() { engine_->close(); }
@@ -97,6 +96,7 @@ c10d::ErrorType Backend::getError() {
 }
 
 void Backend::abort() {
+  abort_hooks_->run();
   engine_->abort("rank " + std::to_string(ranks_[rank_]) + " aborted process group '" + engine_->name() + "'");
 }
 
@@ -111,7 +111,7 @@ void Backend::startCoalescing() {
 C10dWork Backend::endCoalescing() {
   coalescing_ = false;
   send_posted();
-  return c10::make_intrusive<Batch>(std::exchange(coalesced_, {}));
+  return work_of(std::exchange(coalesced_, {}));
 }
 
 // An exception may keep torch from ending the coalescing, which then goes on; so complete works are dropped.
@@ -127,11 +127,12 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, Issue call) {
   if (const at::Device device = device_of(buffers, plan.title + 8); !device.is_cpu())
     return put_on_stream(plan, std::move(buffers), device, call);
   core_was_called_ = true;
-  const Milliseconds timeout = limit(plan.timeout);
+  const Milliseconds timeout = limit_of_work(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);
   engine_->sweep();
   const uint64_t sequence = plan.message ? messages_.load() : ++sequence_;
   auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
+  if (is_extended_) begin(work);
   phx_options options = PHX_OPTIONS_INIT;
   options.channel = kChannel;
   options.timeout_ms = timeout.count();
@@ -153,10 +154,11 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, Issue call) {
 
 C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, Issue call) {
   core_was_called_ = true;
-  const Milliseconds timeout = limit(plan.timeout);
+  const Milliseconds timeout = limit_of_work(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);
   const uint64_t sequence = plan.message ? messages_.load() : ++sequence_;
   auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
+  if (is_extended_) begin(work);
   const c10::DeviceGuard guard(device);
   const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
   phx_options options = PHX_OPTIONS_INIT;
@@ -176,8 +178,12 @@ C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Dev
 
 // The core gives no number to a call that it refuses.
 void Backend::fail(const Plan &plan, phx_status status) {
-  if (!plan.message && (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED)) --sequence_;
-  throw_status(status, named(plan.title, core().last_error()));
+  const std::string text = named(plan.title, core().last_error());
+  if (status != PHX_ERR_INVALID && status != PHX_ERR_UNSUPPORTED)
+    abort_hooks_->run();
+  else if (!plan.message)
+    --sequence_;
+  throw_status(status, text);
 }
 
 Members Backend::members() const {

@@ -6,9 +6,12 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
+#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,13 +26,32 @@ using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
+// The work of several works, or of none: then it is complete.
+C10dWork work_of(std::vector<C10dWork> works);
+
+// The ranks of a backend, and what connects them.
+struct Roster {
+  int rank;                    // position of this rank
+  std::vector<int64_t> ranks;  // global ranks, in order
+  c10::intrusive_ptr<c10d::Store> store;
+  std::shared_ptr<Engine> engine;
+};
+
+// The functions of Python that give a backend other ranks. Each is collective among these.
+struct Membership {
+  std::function<std::string()> handle;  // what other processes need in order to reach this one
+  // The ranks whose handles these are. `ordered`: in this order.
+  std::function<Roster(int64_t uuid, const std::vector<std::string> &handles, bool ordered, Milliseconds timeout)>
+      reconfigure;
+  // A further backend of the ranks at these positions of the group.
+  std::function<c10::intrusive_ptr<c10d::Backend>(const std::vector<int64_t> &positions, Milliseconds timeout)> shrink;
+};
+
 // Collectives are issued in the order of the calls, which must be the same on all ranks. Those of several threads are
 // put into one order by the core.
 class Backend : public c10d::Backend {
  public:
-  // `ranks`: the global ranks of the group, in order.
-  Backend(int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::Store> store, Milliseconds timeout,
-          std::shared_ptr<Engine> engine);
+  Backend(Roster roster, Milliseconds timeout, Membership membership);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "phalanx"; }
@@ -40,6 +62,26 @@ class Backend : public c10d::Backend {
   c10d::ErrorType getError() override;
   void abort() override;
   void shutdown() override;
+
+  // Members come and go: no other call may be under way on this rank meanwhile.
+  bool supportsShrinking() const override { return true; }
+  c10::intrusive_ptr<c10d::Backend> shrink(const std::vector<int64_t> &ranks_to_exclude, int shrink_flags,
+                                           const c10::intrusive_ptr<Options> &options) override;
+#ifdef C10D_BACKEND_HAS_RECONFIGURE
+  bool supportsReconfigure() const override { return true; }
+  c10d::ReconfigureHandle get_reconfigure_handle() const override { return membership_.handle(); }
+  C10dWork reconfigure(const c10d::ReconfigureOptions &opts) override;
+#endif
+#ifdef C10D_BACKEND_HAS_WINDOW
+  bool supportsWindow() const override { return true; }
+  c10::intrusive_ptr<c10d::Window> new_window(const std::optional<at::Tensor> &tensor) override;
+#endif
+#ifdef C10D_BACKEND_HAS_HOOKS
+  void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
+  void unregisterAbortHook(int64_t hook_id) override;
+  void addEphemeralTimeout(const Milliseconds &timeout) override;
+  C10dWork gather_single(at::Tensor &output, at::Tensor &input, const c10d::GatherOptions &opts) override;
+#endif
 
   bool supportsCoalescing() const override { return true; }
   void startCoalescing() override;
@@ -78,6 +120,7 @@ class Backend : public c10d::Backend {
   Milliseconds limit(Milliseconds wish) const;
 
  private:
+  friend class Window;
   struct Plan {
     c10d::OpType type;
     const char *title;  // "phalanx:" and torch's name; static
@@ -113,10 +156,23 @@ class Backend : public c10d::Backend {
   void check_list(size_t count, const char *what) const;
 
   const Core &core() const { return engine_->core(); }
+  void take(Roster roster);  // becomes a backend of these ranks
+  // The timeout of a new work, with the extensions for a while that hold for it.
+  Milliseconds limit_of_work(Milliseconds wish);
+  void begin(const WorkRef &work);  // extensions that have no work yet end with this one
 
-  const std::vector<int64_t> ranks_;
-  const c10::intrusive_ptr<c10d::Store> store_;
-  const std::shared_ptr<Engine> engine_;
+  std::vector<int64_t> ranks_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<Engine> engine_;
+  const Membership membership_;
+  const std::shared_ptr<AbortHooks> abort_hooks_ = std::make_shared<AbortHooks>();
+  struct Extension {
+    Milliseconds extra;
+    std::optional<c10::weak_intrusive_ptr<Work>> until;  // the first work after it
+  };
+  std::mutex extensions_mutex_;
+  std::list<Extension> extensions_;
+  std::atomic<bool> is_extended_{false};
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};  // the number that the core gave the last collective on this channel
   std::atomic<uint64_t> messages_{0};  // number of messages so far

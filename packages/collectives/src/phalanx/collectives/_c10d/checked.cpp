@@ -85,6 +85,13 @@ C10dWork CheckedBackend::gather(TensorLists &outputs, Tensors &inputs, const c10
       "gather", opts.timeout, [&] { return Backend::gather(outputs, inputs, opts); }, outputs, inputs);
 }
 
+#ifdef C10D_BACKEND_HAS_HOOKS
+C10dWork CheckedBackend::gather_single(at::Tensor &output, at::Tensor &input, const c10d::GatherOptions &opts) {
+  return collective(
+      "gather", opts.timeout, [&] { return Backend::gather_single(output, input, opts); }, output, input);
+}
+#endif
+
 C10dWork CheckedBackend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::ScatterOptions &opts) {
   return collective(
       "scatter", opts.timeout, [&] { return Backend::scatter(outputs, inputs, opts); }, outputs, inputs);

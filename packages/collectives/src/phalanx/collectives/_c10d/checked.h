@@ -31,6 +31,9 @@ class CheckedBackend final : public Backend {
   C10dWork alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
                          std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &opts) override;
   C10dWork alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &opts) override;
+#ifdef C10D_BACKEND_HAS_HOOKS
+  C10dWork gather_single(at::Tensor &output, at::Tensor &input, const c10d::GatherOptions &opts) override;
+#endif
   C10dWork send(Tensors &tensors, int peer, int tag) override;
   C10dWork recv(Tensors &tensors, int peer, int tag) override;
   C10dWork recvAnysource(Tensors &tensors, int tag) override;

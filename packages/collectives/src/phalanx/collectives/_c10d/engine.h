@@ -2,6 +2,8 @@
 // futures.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <condition_variable>
 #include <functional>
 #include <list>
@@ -29,8 +31,25 @@ struct Hooks {
   };
   std::function<Connection(Milliseconds)> connect;  // collective: the bootstrap of the ranks
   std::function<void()> disconnect;                 // releases the group; may be called several times
+  // The first byte of the block of symmetric memory that a tensor lies in; null: in none.
+  std::function<const char *(const at::Tensor &)> block;
+  std::function<phx_symm *(const at::Tensor &, Milliseconds)> rendezvous;  // collective; borrowed
   // Calls a function without the interpreter's lock, whether or not this thread has it.
   std::function<void(const std::function<void()> &)> unlocked;
+};
+
+// What a caller wants to run when its group fails or is aborted, by a number that the caller chose.
+class AbortHooks {
+ public:
+  void add(int64_t id, std::function<void()> hook);
+  void remove(int64_t id);
+  void run();    // once until `reset`
+  void reset();  // the group has new members
+
+ private:
+  std::mutex lock_;
+  std::map<int64_t, std::function<void()>> hooks_;
+  bool has_run_ = false;
 };
 
 // The ranks meet at the first collective or message. After `close` the engine holds nothing of the core, even if the
@@ -42,6 +61,12 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   Engine(const Core &core, std::string name, Hooks hooks);
   ~Engine();
 
+  // Once, before anything else: what is run when a work fails.
+  void set_abort_hooks(std::shared_ptr<AbortHooks> hooks) { abort_hooks_ = std::move(hooks); }
+  void run_abort_hooks() const {
+    if (abort_hooks_) abort_hooks_->run();
+  }
+
   const Core &core() const { return core_; }
   const std::string &name() const { return name_; }
   // The group; the first call meets the other ranks. Throws if they do not come, or if the engine was closed. `title`:
@@ -50,6 +75,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // The group if the ranks have met and the engine was not closed; else null.
   GroupRef group_if_met() const;
   std::string token(Milliseconds timeout, const char *title);
+  const Hooks &hooks() const { return hooks_; }
 
   // Stands for a collective whose arguments were wrong on this rank. The other ranks, which would wait for it, fail at
   // once with the reason. If the ranks have not met, this waits a short time for them; a refusal that they have not got
@@ -89,6 +115,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   const std::string name_;
   const Hooks hooks_;
   const uint32_t made_in_;  // the number of forks at construction
+  std::shared_ptr<AbortHooks> abort_hooks_;
 
   std::mutex bootstrap_mutex_;  // held by the thread that meets the other ranks
   mutable std::mutex lock_;

@@ -90,14 +90,15 @@ void close_all() {
     if (const auto engine = each.lock()) engine->close();
 }
 
-// Args: functions: the addresses of the functions of core_api.h by name; name, store: those of the group; rank: the
-// group rank; ranks: the global ranks; connect: a callable(timeout in ms) -> (address of a phx_group, token), called at
-// the first use; disconnect: a callable(), called when the group is not used any more.
-c10::intrusive_ptr<c10d::Backend> create(const std::unordered_map<std::string, uintptr_t> &functions, std::string name,
-                                         int rank, std::vector<int64_t> ranks, c10::intrusive_ptr<c10d::Store> store,
-                                         int64_t timeout_ms, py::object connect, py::object disconnect) {
+using Functions = std::unordered_map<std::string, uintptr_t>;
+
+// The ranks that Python describes: (position of this rank, global ranks, store, connection). A connection has the
+// methods address(timeout in ms) -> (address of a phx_group, token), called at the first use, close(), and those of
+// Hooks for symmetric memory.
+phalanx::Roster roster_of(const Functions &functions, const std::string &name, const py::tuple &described) {
+  const py::object connection = described[3];
   Hooks hooks;
-  hooks.connect = [held = Callable(std::move(connect))](Milliseconds timeout) {
+  hooks.connect = [held = Callable(connection.attr("address"))](Milliseconds timeout) {
     Hooks::Connection made;
     held.call([&](py::object &function) {
       const auto [address, token] = function(timeout.count()).cast<std::pair<uintptr_t, std::string>>();
@@ -105,14 +106,54 @@ c10::intrusive_ptr<c10d::Backend> create(const std::unordered_map<std::string, u
     });
     return made;
   };
-  hooks.disconnect = [held = Callable(std::move(disconnect))] {
+  hooks.disconnect = [held = Callable(connection.attr("close"))] {
     if (Py_IsInitialized() != 0) held.call([](py::object &function) { function(); });
   };
+  hooks.block = [held = Callable(connection.attr("block"))](const at::Tensor &tensor) {
+    uintptr_t address = 0;
+    held.call([&](py::object &function) { address = function(tensor).cast<uintptr_t>(); });
+    return reinterpret_cast<const char *>(address);
+  };
+  hooks.rendezvous = [held = Callable(connection.attr("rendezvous"))](const at::Tensor &tensor, Milliseconds timeout) {
+    uintptr_t address = 0;
+    held.call([&](py::object &function) { address = function(tensor, timeout.count()).cast<uintptr_t>(); });
+    return reinterpret_cast<phx_symm *>(address);
+  };
   hooks.unlocked = unlocked;
-  auto engine = std::make_shared<phalanx::Engine>(phalanx::load_core(functions), std::move(name), std::move(hooks));
+  auto engine = std::make_shared<phalanx::Engine>(phalanx::load_core(functions), name, std::move(hooks));
   engines().push_back(engine);
-  return c10::make_intrusive<phalanx::CheckedBackend>(rank, std::move(ranks), std::move(store),
-                                                      Milliseconds(timeout_ms), std::move(engine));
+  return {described[0].cast<int>(), described[1].cast<std::vector<int64_t>>(),
+          described[2].cast<c10::intrusive_ptr<c10d::Store>>(), std::move(engine)};
+}
+
+// Args: functions: the addresses of the functions of core_api.h by name; name, timeout_ms: those of the group; roster:
+// see roster_of; membership: an object of the class Membership in _membership.py.
+c10::intrusive_ptr<c10d::Backend> create(const Functions &functions, const std::string &name, int64_t timeout_ms,
+                                         const py::tuple &roster, const py::object &membership) {
+  phalanx::Membership changes;
+  changes.handle = [held = Callable(membership.attr("handle"))] {
+    std::string handle;
+    held.call([&](py::object &function) { handle = function().cast<std::string>(); });
+    return handle;
+  };
+  changes.reconfigure = [functions, name, held = Callable(membership.attr("reconfigure"))](
+                            int64_t uuid, const std::vector<std::string> &handles, bool ordered, Milliseconds timeout) {
+    phalanx::Roster roster;
+    held.call([&](py::object &function) {
+      roster = roster_of(functions, name, function(uuid, handles, ordered, timeout.count()));
+    });
+    return roster;
+  };
+  changes.shrink = [held = Callable(membership.attr("shrink"))](const std::vector<int64_t> &positions,
+                                                                Milliseconds timeout) {
+    c10::intrusive_ptr<c10d::Backend> backend;
+    held.call([&](py::object &function) {
+      backend = function(positions, timeout.count()).cast<c10::intrusive_ptr<c10d::Backend>>();
+    });
+    return backend;
+  };
+  return c10::make_intrusive<phalanx::CheckedBackend>(roster_of(functions, name, roster), Milliseconds(timeout_ms),
+                                                      std::move(changes));
 }
 
 }  // namespace

@@ -107,6 +107,7 @@ void Work::settle(phx_status status, const char *text) {
   }
   engine_->core().work_release(released);
   const WorkRef self = WorkRef::unsafe_reclaim_from_nonowning(this);
+  if (status < 0) engine_->run_abort_hooks();
   engine_->remove(this);  // first: a callback may end the group, which waits for what is not complete
   if (future) mark(future);
 }
