@@ -2,8 +2,8 @@
 
 python examples/profile_ddp.py [--out FOLDER] [--picture FILE.svg]
 
-It reads the events `record_param_comms` of the exported trace, as HTA and other tools do; --picture draws them beside
-what the flight recorder of the core has of the same collectives, by their sequence numbers.
+It reads the events `record_param_comms` of the exported trace, as HTA and other tools do; --picture draws them
+with what the flight recorder of the core has of the same collectives, by their sequence numbers.
 """
 
 import argparse

@@ -1,5 +1,8 @@
 """Two ranks train a transformer block whose weights are sharded: the same program as on one process, and the same
-losses and weights."""
+losses and weights.
+
+Only weights are given placements, so activations follow from the ops: products of the attention merge batch and heads,
+which moves q, k and v to shards of the batch. For the usual two all_reduces see tensor_parallel.py."""
 
 import os
 
