@@ -1,4 +1,4 @@
-"""Data parallelism: every rank trains the same model on data of its own, and the gradients are averaged."""
+"""Data parallelism: every rank trains the same model on data of its own."""
 
 import os
 

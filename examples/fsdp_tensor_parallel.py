@@ -78,7 +78,8 @@ class Model(nn.Module):
 # [plan]
 GATHERED = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
 PLAN = {
-    "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),  # each rank: part of a sequence
+    # After the embedding each rank has a part of every sequence.
+    "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
     "blocks.*.*_norm": SequenceParallel(),
     "blocks.*.attention": GATHERED,  # once for q, k and v
     "blocks.*.attention.[qkv]": ColwiseParallel(),
@@ -87,7 +88,8 @@ PLAN = {
     "blocks.*.mlp.up": ColwiseParallel(),
     "blocks.*.mlp.down": RowwiseParallel(output_layouts=Shard(1)),
     "norm": SequenceParallel(),
-    "head": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),  # logits stay sharded on the words
+    # The logits stay sharded on the words.
+    "head": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
 }
 # [plan end]
 

@@ -13,7 +13,7 @@ def main() -> None:
     dist.init_process_group("phalanx")  # or "gloo": both share memory then
     rank, size = dist.get_rank(), dist.get_world_size()
     x = torch.full((4,), rank + 1.0, requires_grad=True)
-    y = pc.all_reduce(x, "sum", dist.group.WORLD)  # started; waited for where y is used first
+    y = pc.all_reduce(x, "sum", dist.group.WORLD)  # waited for where y is used
     y.square().sum().backward()
     assert x.grad is not None
     print(f"rank {rank}: sum {y.tolist()}, gradient {x.grad.tolist()}")

@@ -1,4 +1,4 @@
-"""Tensor parallelism: an ordinary MLP whose weights are sharded over the ranks, and what it sends."""
+"""Tensor parallelism: the weights of an MLP are sharded over the ranks."""
 
 import os
 
@@ -15,7 +15,8 @@ def main() -> None:
     dist.init_process_group("phalanx")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
     torch.manual_seed(0)  # the same numbers on every rank
-    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 64))
+    up, down = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+    model = torch.nn.Sequential(up, torch.nn.ReLU(), down)
     x = torch.randn(32, 64, requires_grad=True)
     expected = model(x)  # on one process
     parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})

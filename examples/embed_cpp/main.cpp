@@ -11,7 +11,7 @@ int main() try {
   char folder[] = "/tmp/phalanx-XXXXXX";
   if (mkdtemp(folder) == nullptr) return 1;
   const int rank = fork() == 0 ? 1 : 0;  // a world does not survive a fork, so fork first
-  // The ranks find each other through a file. The vectors move through memory that they share.
+  // The ranks find each other through a file. Data moves through shared memory.
   const auto store = phalanx::Store::file(folder + std::string("/store"));
   const auto world = phalanx::World::create(rank, 2, store);
   const auto group = world.group("everyone");
@@ -24,6 +24,6 @@ int main() try {
   std::filesystem::remove_all(folder);
   return status == 0 && values[999] == 3 ? 0 : 1;
 } catch (const phalanx::Error &error) {
-  std::fprintf(stderr, "%s\n", error.what());  // what failed, which rank is to blame, and what to do
+  std::fprintf(stderr, "%s\n", error.what());  // says which rank failed, and what to do
   return 1;
 }
