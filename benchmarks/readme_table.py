@@ -14,6 +14,7 @@ HERE = Path(__file__).resolve().parent
 README = HERE.parent / "README.md"
 BEGIN, END = "<!-- figures:begin -->", "<!-- figures:end -->"
 RANKS = 2
+SIZES = (1 << 8, 1 << 13, 1 << 20, 1 << 24, 1 << 26)  # bytes of the rows; the files have more
 # Participant: head of the column.
 PEERS = {"gloo": "gloo", "mpich": "MPICH", "openmpi": "Open MPI", "impi": "Intel MPI", "oneccl": "oneCCL"}
 BUFFERS = {"user": "Phalanx", "symmetric": "Phalanx, symmetric memory"}
@@ -84,6 +85,11 @@ def rows_of(result: dict[str, Any]) -> Rows:
     return dict(sorted(rows.items()))
 
 
+def shown(rows: Rows) -> list[tuple[int, dict[tuple[str, str], dict[str, Any]]]]:
+    """The rows of the README."""
+    return [(size, at_size) for size, at_size in rows.items() if size in SIZES]
+
+
 def replaced(text: str, figures: str) -> str:
     pattern = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
     if len(pattern.findall(text)) != 1:
@@ -92,7 +98,7 @@ def replaced(text: str, figures: str) -> str:
 
 
 def c_section(path: Path) -> str:
-    """Markdown: the C functions beside every peer of the run."""
+    """Markdown: the C functions and every peer of the run."""
     result = read(path)
     rows = rows_of(result)
     peers = [name for name in PEERS if any((name, "user") in at_size for at_size in rows.values())]
@@ -103,7 +109,7 @@ def c_section(path: Path) -> str:
         "",
         *head(["bytes", *(PEERS[name] for name in peers), *(BUFFERS[kind] for kind in kinds)]),
     ]
-    for size, at_size in rows.items():
+    for size, at_size in shown(rows):
         others = [at_size[name, "user"]["median_us"] for name in peers if (name, "user") in at_size]
         cells = [byte_count(size)]
         cells += [microseconds(at_size.get((name, "user"))) for name in peers]
@@ -116,7 +122,7 @@ def c_section(path: Path) -> str:
 
 
 def python_section(path: Path) -> str:
-    """Markdown: the ways from Python beside gloo."""
+    """Markdown: the ways from Python and gloo."""
     result = read(path)
     rows = rows_of(result)
     ways = [way for way in PYTHON if all(way in at_size for at_size in rows.values())]
@@ -125,7 +131,7 @@ def python_section(path: Path) -> str:
         "",
         *head(["bytes", "gloo", *(PYTHON[way] for way in ways)]),
     ]
-    for size, at_size in rows.items():
+    for size, at_size in shown(rows):
         gloo = at_size.get(GLOO)
         cells = [byte_count(size), microseconds(gloo)]
         for way in ways:

@@ -1,16 +1,17 @@
 """Two processes: several collectives as one call, parts of different sizes, and messages in a ring."""
 
 import os
-import tempfile
 
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 
 import phalanx.collectives as pc
 
 
-def run(rank: int, world_size: int, path: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+def main() -> None:
+    dist.init_process_group("phalanx")
+    rank, world_size = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD
     # [coalesced]
     losses, count = torch.full((3,), float(rank)), torch.tensor([10 + rank])
@@ -42,11 +43,8 @@ def run(rank: int, world_size: int, path: str) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(run, args=(2, os.path.join(directory, "store")), nprocs=2)
-
-
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

@@ -1,33 +1,29 @@
-"""Two processes: a functional all-reduce of PyTorch tensors, differentiable, over the core."""
+"""A functional all_reduce of PyTorch tensors: it returns a new tensor, and has a gradient."""
 
 import os
-import tempfile
 
-# [rank]
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 
 import phalanx.collectives as pc
 
 
-def run(rank: int, world_size: int, path: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+def main() -> None:
+    dist.init_process_group("phalanx")  # or "gloo": both share memory then
+    rank, size = dist.get_rank(), dist.get_world_size()
     x = torch.full((4,), rank + 1.0, requires_grad=True)
-    y = pc.all_reduce(x, "sum", dist.group.WORLD)  # started; waited for where y is used first
-    (y * y).sum().backward()
+    y = pc.all_reduce(x, "sum", dist.group.WORLD)  # waited for where y is used
+    y.square().sum().backward()
     assert x.grad is not None
     print(f"rank {rank}: sum {y.tolist()}, gradient {x.grad.tolist()}")
-    # [rank end]
-    assert y.tolist() == [3.0] * 4
-    assert x.grad.tolist() == [12.0] * 4  # 2 * y, summed over the two ranks
+    assert y.tolist() == [size * (size + 1) / 2] * 4
+    assert torch.equal(x.grad, 2 * size * y)  # 2 y of every rank
     dist.destroy_process_group()
 
 
-def main() -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(run, args=(2, os.path.join(directory, "store")), nprocs=2)
-
-
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

@@ -1,11 +1,10 @@
 """A collective as a kernel in Triton: an all_reduce in which each program adds up a piece of the blocks of all ranks.
 
-Symmetric memory is in host memory, so this runs in Triton's interpreter. Run it as it is. It needs Triton.
+Symmetric memory is in host memory, so this runs in Triton's interpreter. It needs Triton.
 """
 
 import os
 import sys
-import tempfile
 from typing import Any
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it when it is imported
@@ -17,9 +16,10 @@ except ImportError:
     sys.exit()
 
 import torch
+import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 
 from phalanx import symm_mem
-from phalanx.core import FileStore
 from phalanx.symm_mem.triton import phx_team_at, phx_team_barrier, team_of
 
 NUMEL, BLOCK = 5000, 1024
@@ -60,8 +60,9 @@ def reduced(handle: symm_mem.SymmetricMemory, x: torch.Tensor, timeout_ns: int =
 # [call end]
 
 
-def run(rank: int, size: int, folder: str) -> None:
-    symm_mem.set_group_info("triton", rank, size, FileStore(os.path.join(folder, "store")))
+def main() -> None:
+    store, rank, size = next(dist.rendezvous("env://"))
+    symm_mem.set_group_info("triton", rank, size, store)
     x = symm_mem.empty(NUMEL)
     handle = symm_mem.rendezvous(x, "triton")
     for turn in range(3):
@@ -74,5 +75,7 @@ def run(rank: int, size: int, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(run, args=(2, folder), nprocs=2)
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 
 import phalanx.collectives as pc
 from phalanx import symm_mem
@@ -84,23 +85,16 @@ def run(folder: str) -> None:
         print(f"all_reduce, then rms_norm: {took['one_by_one']:.0f} us; in one kernel: {took['fused']:.0f} us")
 
 
-def spawned(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def main() -> None:
+    dist.init_process_group("gloo")
     torch.set_num_threads(1)
-    run(folder)
+    with tempfile.TemporaryDirectory() as folder:
+        run(folder)
     dist.destroy_process_group()
 
 
-def main() -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        if "RANK" in os.environ:  # torchrun started this process as one of the ranks
-            dist.init_process_group("gloo")
-            run(folder)
-            dist.destroy_process_group()
-        else:
-            torch.multiprocessing.spawn(spawned, args=(folder,), nprocs=2)
-
-
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

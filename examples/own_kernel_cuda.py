@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from own_kernel import COLUMNS, EPSILON, ROWS, SOURCE, Arguments
+from torch.distributed.run import main as torchrun
 
 from phalanx import symm_mem
 
@@ -80,26 +81,18 @@ def run(folder: str) -> None:
         print("all_reduce and rms_norm in one kernel on the GPU: as torch computes them")
 
 
-def spawned(rank: int, folder: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    run(folder)
+def main() -> None:
+    if needed := missing():
+        print(f"skipped: this example needs {needed}")
+        return
+    dist.init_process_group("gloo")
+    with tempfile.TemporaryDirectory() as folder:
+        run(folder)
     dist.destroy_process_group()
 
 
-def main() -> None:
-    needed = missing()
-    if needed:
-        print(f"skipped: this example needs {needed}")
-        return
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as folder:
-        if "RANK" in os.environ:  # torchrun started this process as one of the ranks
-            dist.init_process_group("gloo")
-            run(folder)
-            dist.destroy_process_group()
-        else:
-            torch.multiprocessing.spawn(spawned, args=(folder,), nprocs=2)
-
-
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

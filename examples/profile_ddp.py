@@ -2,13 +2,14 @@
 
 python examples/profile_ddp.py [--out FOLDER] [--picture FILE.svg]
 
-It reads the events `record_param_comms` of the exported trace, as HTA and other tools do; --picture draws them beside
-what the flight recorder of the core has of the same collectives, by their sequence numbers.
+It reads the events `record_param_comms` of the exported trace, as HTA and other tools do; --picture draws them
+with what the flight recorder of the core has of the same collectives, by their sequence numbers.
 """
 
 import argparse
 import json
 import os
+import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
@@ -96,8 +98,7 @@ def step(net: torch.nn.Module) -> None:
     dist.all_reduce(loss.detach())
 
 
-def run(rank: int, world_size: int, out: str) -> None:
-    dist.init_process_group("phalanx", init_method=f"file://{out}/store", rank=rank, world_size=world_size)
+def run(rank: int, out: str) -> None:
     torch.manual_seed(1)
     net = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
     wrapped = DistributedDataParallel(net, bucket_cap_mb=1)
@@ -110,8 +111,7 @@ def run(rank: int, world_size: int, out: str) -> None:
     prof.export_chrome_trace(f"{out}/trace{rank}.json")
     Path(f"{out}/dump{rank}.json").write_text(flight_record())  # what `phalanx trace` reads
     # [profile end]
-    dist.barrier()
-    dist.destroy_process_group()
+    dist.barrier()  # the files of all ranks are there
 
 
 def recorded(dump: Path) -> dict[int, dict[str, Any]]:
@@ -173,29 +173,41 @@ def picture(out: Path, world_size: int) -> str:
     return "\n".join([*lines, "</svg>"]) + "\n"
 
 
+def show(out: Path, world_size: int, to: Path | None) -> None:
+    """Prints what the traces in a folder say, compares them with the dumps, and draws both."""
+    for rank in range(world_size):
+        calls, kept = read(out / f"trace{rank}.json"), recorded(out / f"dump{rank}.json")
+        assert calls and {call.sequence for call in calls} <= set(kept), "the recorder has other numbers"
+        print(f"rank {rank}\n{table(calls)}")
+    # Two buckets of gradients, and one loss.
+    parameters = 256 * 512 + 512 + 512 * 256 + 256
+    reduced = [call.moved_bytes for call in read(out / "trace0.json") if call.name == "allreduce"]
+    assert sum(reduced) == 4 * (parameters + 1), reduced
+    if to:
+        to.write_text(picture(out, world_size))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="keep the traces and dumps in this folder")
     parser.add_argument("--picture", type=Path, help="draw the timelines as SVG")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(run, args=(2, directory), nprocs=2)
-        out = Path(directory)
-        for rank in range(2):
-            calls, kept = read(out / f"trace{rank}.json"), recorded(out / f"dump{rank}.json")
-            assert calls and {call.sequence for call in calls} <= set(kept), "the recorder has other numbers"
-            print(f"rank {rank}\n{table(calls)}")
-        # Two buckets of gradients, and one loss.
-        parameters = 256 * 512 + 512 + 512 * 256 + 256
-        reduced = [call.moved_bytes for call in read(out / "trace0.json") if call.name == "allreduce"]
-        assert sum(reduced) == 4 * (parameters + 1), reduced
-        if options.picture:
-            options.picture.write_text(picture(out, 2))
-        if options.out:
-            os.makedirs(options.out, exist_ok=True)
-            for file in out.glob("*.json"):
-                (options.out / file.name).write_text(file.read_text())
+    dist.init_process_group("phalanx")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = [str(options.out or scratch)]
+        dist.broadcast_object_list(folder)
+        out = Path(folder[0])
+        out.mkdir(parents=True, exist_ok=True)
+        run(rank, folder[0])
+        if rank == 0:
+            show(out, size, options.picture)
+        dist.barrier()  # the folder goes when rank 0 has read all
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__, *sys.argv[1:]])

@@ -1,6 +1,7 @@
 """Three ranks train one model, each on its own part of the data. One is killed; the others shrink and go on.
 
-No store and no launcher is needed for that, and nothing is restarted: the survivors have all weights.
+Nothing is restarted: the survivors have all weights. This example starts its ranks itself, because torchrun ends all
+ranks when one has died; so run it without torchrun.
 """
 
 import os

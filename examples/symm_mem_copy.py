@@ -1,14 +1,11 @@
-"""Rank 0 copies into rank 1's memory; a barrier tells rank 1 that it is there. No process group is needed.
-
-Run it as it is, or with torchrun --nproc-per-node=2.
-"""
+"""Rank 0 copies into rank 1's memory; a barrier tells rank 1 that it is there. No process group is needed."""
 
 import os
-import tempfile
 
 # [rank]
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 
 from phalanx import symm_mem
 
@@ -29,18 +26,13 @@ def run(rank: int, world_size: int, store: dist.Store) -> None:
     # [rank end]
 
 
-def spawned(rank: int, path: str) -> None:
-    run(rank, 2, dist.FileStore(path, 2))
-
-
 def main() -> None:
-    if "RANK" in os.environ:  # torchrun started this process as one of the ranks
-        store, rank, world_size = next(dist.rendezvous("env://"))
-        run(rank, world_size, store)
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(spawned, args=(os.path.join(directory, "store"),), nprocs=2)
+    store, rank, world_size = next(dist.rendezvous("env://"))  # any store will do
+    run(rank, world_size, store)
 
 
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

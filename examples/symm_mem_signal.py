@@ -1,14 +1,11 @@
-"""Rank 1 fills rank 0's memory and signals; rank 0 waits for the signal and reads.
-
-Run it as it is, or with torchrun --nproc-per-node=2.
-"""
+"""Rank 1 fills rank 0's memory and signals; rank 0 waits for the signal and reads."""
 
 import os
-import tempfile
 
 # [rank]
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 
 from phalanx import symm_mem
 
@@ -28,22 +25,14 @@ def run() -> None:
     # [rank end]
 
 
-def spawned(rank: int, path: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+def main() -> None:
+    dist.init_process_group("gloo")
     run()
     dist.destroy_process_group()
 
 
-def main() -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    if "RANK" in os.environ:  # torchrun started this process as one of the ranks
-        dist.init_process_group("gloo")
-        run()
-        dist.destroy_process_group()
-        return
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(spawned, args=(os.path.join(directory, "store"),), nprocs=2)
-
-
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

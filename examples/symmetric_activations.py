@@ -5,11 +5,11 @@ are those of one process. The first run on a host compiles for a quarter of a mi
 """
 
 import os
-import tempfile
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 from torch.nn.functional import mse_loss, relu
 
 from phalanx import symm_mem
@@ -86,19 +86,16 @@ def train(rank: int, world_size: int, group_name: str) -> None:
         print(pool)
 
 
-def run(rank: int, world_size: int, path: str) -> None:
+def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
+    dist.init_process_group("phalanx")
     assert dist.group.WORLD is not None
-    train(rank, world_size, dist.group.WORLD.group_name)
+    train(dist.get_rank(), dist.get_world_size(), dist.group.WORLD.group_name)
     dist.destroy_process_group()
 
 
-def main() -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(run, args=(2, os.path.join(directory, "store")), nprocs=2)
-
-
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

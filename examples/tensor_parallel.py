@@ -1,111 +1,36 @@
-"""Two ranks train a transformer block whose weights are sharded: the same program as on one process, and the same
-losses and weights."""
+"""Tensor parallelism: the weights of an MLP are sharded over the ranks."""
 
 import os
-import tempfile
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.nn.functional import layer_norm, mse_loss, relu, softmax
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.run import main as torchrun
 
-from phalanx.dtensor import DTensor, Replicate, Shard, distribute_module, distribute_tensor
-from phalanx.dtensor.debug import CommDebugMode, visualize_sharding
-
-WIDTH, HEADS = 16, 4
-
-
-# [block]
-class Block(torch.nn.Module):
-    """An ordinary module: nothing in it knows of ranks."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.out = (torch.nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(4))
-        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = torch.nn.Linear(4 * WIDTH, WIDTH, bias=False)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        y = layer_norm(x, (WIDTH,))
-        q, k, v = (
-            each(y).view(batch, length, HEADS, WIDTH // HEADS).transpose(1, 2)
-            for each in (self.query, self.key, self.value)
-        )
-        weights = softmax(q @ k.transpose(2, 3) / (WIDTH // HEADS) ** 0.5, -1)
-        x = x + self.out((weights @ v).transpose(1, 2).reshape(batch, length, WIDTH))
-        update: torch.Tensor = self.down(relu(self.up(layer_norm(x, (WIDTH,)))))
-        return x + update
-
-
-# [block end]
-# [shard]
-# Which dim of a weight is cut: each rank has some of the heads and of the hidden units.
-PLACEMENTS = {"query": Shard(0), "key": Shard(0), "value": Shard(0), "up": Shard(0), "out": Shard(1), "down": Shard(1)}
-
-
-def shard_parameters(name: str, module: torch.nn.Module, mesh: DeviceMesh) -> None:
-    if name in PLACEMENTS:
-        for key, parameter in list(module.named_parameters()):
-            sharded = distribute_tensor(parameter.detach(), mesh, [PLACEMENTS[name]])
-            module.register_parameter(key, torch.nn.Parameter(sharded))
-
-
-# [shard end]
-
-
-def train(block: torch.nn.Module, x: torch.Tensor, target: torch.Tensor) -> list[float]:
-    optimizer = torch.optim.AdamW(block.parameters(), lr=0.01)
-    losses = []
-    for _ in range(4):
-        optimizer.zero_grad()
-        loss = mse_loss(block(x), target)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
-
-
-def run(rank: int, world_size: int, path: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
-    torch.manual_seed(0)  # the same numbers on every rank
-    x, target = torch.randn(2, 8, WIDTH), torch.randn(2, 8, WIDTH)
-    alone = Block()
-    # [train]
-    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("tp",))
-    block = Block()
-    block.load_state_dict(alone.state_dict())
-    distribute_module(block, mesh, shard_parameters)
-    inputs = [DTensor.from_local(each, mesh, [Replicate()]) for each in (x, target)]
-    losses = train(block, *inputs)
-    # [train end]
-    expected = train(alone, x, target)
-    # [look]
-    visualize_sharding(block.up.weight, header="up.weight")
-    with CommDebugMode() as mode:
-        block(inputs[0]).sum().backward()
-    # [look end]
-    if rank == 0:
-        print(
-            "\n".join(
-                f"step {i}: loss {a:.6f}, one process {b:.6f}"
-                for i, (a, b) in enumerate(zip(losses, expected, strict=True))
-            )
-        )
-        print({str(op): count for op, count in mode.get_comm_counts().items()})
-    torch.testing.assert_close(losses, expected)
-    for mine, whole in zip(block.parameters(), alone.parameters(), strict=True):
-        assert isinstance(mine, DTensor)
-        torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-4, atol=1e-5)
-    print(f"rank {rank}: the same weights as one process")
-    dist.destroy_process_group()
+from phalanx.dtensor.debug import CommDebugMode
+from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
 def main() -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(run, args=(2, os.path.join(directory, "store")), nprocs=2)
+    dist.init_process_group("phalanx")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
+    torch.manual_seed(0)  # the same numbers on every rank
+    up, down = torch.nn.Linear(64, 256), torch.nn.Linear(256, 64)
+    model = torch.nn.Sequential(up, torch.nn.ReLU(), down)
+    x = torch.randn(32, 64, requires_grad=True)
+    expected = model(x)  # on one process
+    parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    with CommDebugMode() as sent:
+        y = model(x)  # one all_reduce here, and one in the backward pass
+        y.square().mean().backward()
+    torch.testing.assert_close(y, expected)
+    if dist.get_rank() == 0:
+        print({str(op): count for op, count in sent.get_comm_counts().items()})
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

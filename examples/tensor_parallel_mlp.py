@@ -4,11 +4,11 @@ There is no code for the backward pass: the collectives are differentiable.
 """
 
 import os
-import tempfile
 
 # [mlp]
 import torch
 import torch.distributed as dist
+from torch.distributed.run import main as torchrun
 from torch.nn.functional import mse_loss, relu
 
 from phalanx.collectives import GroupLike, all_reduce
@@ -52,17 +52,14 @@ def train(rank: int, world_size: int, group: GroupLike) -> None:
 # [train end]
 
 
-def run(rank: int, world_size: int, path: str) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world_size)
-    train(rank, world_size, dist.group.WORLD)
+def main() -> None:
+    dist.init_process_group("phalanx")
+    train(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
     dist.destroy_process_group()
 
 
-def main() -> None:
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    with tempfile.TemporaryDirectory() as directory:
-        torch.multiprocessing.spawn(run, args=(2, os.path.join(directory, "store")), nprocs=2)
-
-
 if __name__ == "__main__":
-    main()
+    if "RANK" in os.environ:
+        main()
+    else:  # started without torchrun: start it
+        torchrun(["--standalone", "--nproc-per-node=2", __file__])

@@ -32,7 +32,7 @@ static void sum(phx_group *group, int32_t rank) {
 }
 
 /* The same, while this rank does something else. */
-static void sum_beside(phx_group *group, int32_t rank) {
+static void sum_meanwhile(phx_group *group, int32_t rank) {
   double value = rank + 1.0;
   phx_work *work = NULL;
   phx_options options = PHX_OPTIONS_INIT;
@@ -91,6 +91,7 @@ static void survive(phx_group *group) {
 }
 /* [failure end] */
 
+/* [rank] The life of a rank: a store, a world, groups, and their end. */
 static void run(int32_t rank, const char *path) {
   const int32_t ranks[2] = {0, 1};
   phx_store *store = NULL;
@@ -105,7 +106,7 @@ static void run(int32_t rank, const char *path) {
   must(phx_world_create(&params, &world));
   must(phx_group_create(world, "both", ranks, 2, 0, &group));
   sum(group, rank);
-  sum_beside(group, rank);
+  sum_meanwhile(group, rank);
   share(group, rank);
   talk(group, rank);
   must(phx_barrier(group, NULL, NULL));
@@ -115,6 +116,7 @@ static void run(int32_t rank, const char *path) {
   phx_world_release(world);
   phx_store_release(store);
 }
+/* [rank end] */
 
 int main(void) {
   char directory[] = "/tmp/phalanx-two-XXXXXX";

@@ -29,15 +29,19 @@ static void run(int rank, const std::string &path) {
   work.wait();
   require(value[0] == 2.0, "the maximum");
 
+  // [symm]
   const auto symm = group.allocate(1000 * sizeof(int));
   symm.own<int>()[10] = 40 + rank;
   symm.put_signal(peer);  // mine is filled
   symm.wait_signal(peer);
   require(symm.block_as<int>(peer)[10] == 40 + peer, "the peer's block");
+  // [symm end]
 
+  // [message]
   std::string text = rank == 0 ? "good morning" : "............";
   rank == 0 ? group.send(text, peer, 7) : group.recv(text, peer, 7);
   require(text == "good morning", "the message");
+  // [message end]
 
   group.barrier();
   if (rank == 1) _exit(0);  // dies, without a word

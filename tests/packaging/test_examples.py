@@ -11,7 +11,8 @@ import pytest
 
 from c10d_groups import has_compiler, native_folder
 
-EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
 @pytest.mark.slow  # the part examples of .ci/run runs them too
@@ -20,6 +21,11 @@ def test_the_example_runs(example: Path) -> None:
     if not has_compiler():
         pytest.skip("needs a C++ compiler")
     run(native_folder(), str(example))
+
+
+def test_the_page_on_examples_lists_every_program() -> None:
+    page = (ROOT / "docs" / "howto" / "examples.md").read_text()
+    assert [path.name for path in EXAMPLES if f"`{path.name}`" not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,9 @@ def test_a_project_outside_the_tree_finds_the_installed_package(tmp_path: Path) 
     shutil.copytree(ROOT / "examples" / "embed_cpp", tmp_path / "project")
     run("cmake", "-S", "project", "-B", "build", f"-DCMAKE_PREFIX_PATH={cmake_dir()}", cwd=tmp_path)
     run("cmake", "--build", "build", cwd=tmp_path)
-    output = run("build/phalanx_embed", cwd=tmp_path)
-    assert output.count("the sum of element 10 is 30; 0 of 1000 elements are wrong") == 2
+    assert run("build/phalanx_embed", cwd=tmp_path).count(": 1 + 2 = 3\n") == 2
+    for program in ("two_ranks_c", "two_ranks_cpp", "more"):
+        assert "all is right" in run(f"build/phalanx_{program}", cwd=tmp_path)
 
 
 def test_a_newer_version_than_the_installed_one_is_not_found(tmp_path: Path) -> None:
