@@ -1,8 +1,10 @@
 """Sphinx: `python -m sphinx -W docs OUTPUT`, in an environment where the packages are installed."""
 
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 project = "Phalanx"
 author = "the Phalanx authors"
@@ -11,6 +13,7 @@ release = (ROOT / "core" / "VERSION").read_text().strip()
 version = ".".join(release.split(".")[:2])
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions += ["c_reference"]  # in docs/_ext
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"

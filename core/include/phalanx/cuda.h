@@ -1,5 +1,10 @@
 /* phalanx/cuda.h: EXPERIMENTAL, no part of ABI version 1; it may change in every version.
- * Memory and streams of NVIDIA GPUs. */
+ * Memory and streams of NVIDIA GPUs.
+ *
+ * Parameters, where a comment does not say more:
+ *
+ *   - stream: the CUstream (cudaStream_t) on which the work is put.
+ *   - handle, handle_size: the bytes that stand for a block, and how many they are. */
 #ifndef PHALANX_CUDA_H
 #define PHALANX_CUDA_H
 
@@ -97,6 +102,7 @@ PHX_API phx_status phx_mem_import_fabric(phx_world *world, const phx_device *dev
 PHX_API phx_status phx_symm_enqueue_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, void *stream);
 PHX_API phx_status phx_symm_enqueue_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel,
                                                 int64_t timeout_ms, void *stream);
+/* Collective: the same for phx_symm_barrier. */
 PHX_API phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms, void *stream);
 
 /* cdef: end */
