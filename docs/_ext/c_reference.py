@@ -254,7 +254,7 @@ class FromHeader(SphinxDirective):
         raise NotImplementedError
 
     def run(self) -> list[nodes.Node]:
-        file = self.arguments[0]
+        file = self.arguments[0] if self.arguments else "phalanx.hpp"
         path = headers.path_of(file)
         self.env.note_dependency(str(path))
         content = StringList("\n".join(self.lines(file)).split("\n"), source=str(path))
