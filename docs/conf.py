@@ -13,13 +13,14 @@ release = (ROOT / "core" / "VERSION").read_text().strip()
 version = ".".join(release.split(".")[:2])
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
-extensions += ["c_reference", "cpp_reference"]  # in docs/_ext
+extensions += ["c_reference", "cpp_reference", "python_reference", "ops_reference"]  # in docs/_ext
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"Phalanx {release}"
 html_show_copyright = False
 
+default_role = "py:obj"  # `name` in docstrings: code, and a link where there is such a name
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_google_docstring = True
