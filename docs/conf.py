@@ -13,7 +13,7 @@ release = (ROOT / "core" / "VERSION").read_text().strip()
 version = ".".join(release.split(".")[:2])
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
-extensions += ["c_reference", "cpp_reference", "python_reference", "ops_reference"]  # in docs/_ext
+extensions += ["c_reference", "cpp_reference", "python_reference", "ops_reference", "support_matrix"]  # in docs/_ext
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"

@@ -46,7 +46,9 @@ def comment_on(value: Any, name: str) -> str:
         if found:
             text = found[2] or re.sub(r"^# ?", "", found[1], flags=re.MULTILINE)
             text = " ".join(text.split())
-            return "" if text.startswith(("----", "mypy:")) else text[:1].upper() + text[1:] + ("" if text.endswith(".") or not text else ".")
+            first = text.partition(" ")[0]
+            text = text if re.search(r"[._(]\w", first) else text[:1].upper() + text[1:]
+            return "" if text.startswith(("----", "Mypy:")) else text + ("" if text.endswith(".") or not text else ".")
     return ""
 
 
@@ -150,6 +152,11 @@ def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, optio
 
 def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Adds the values of an enumeration."""
+    if what == "module":  # an example without the marks that say so
+        for number in range(len(lines) - 1, 1, -1):
+            starts = lines[number].startswith("    ") and not lines[number - 1].strip()
+            if starts and not lines[number - 2].startswith(" ") and not lines[number - 2].rstrip().endswith("::"):
+                lines[number:number] = [".. code-block:: python", ""]
     if what == "data":
         lines[:] = [comment_on(value, name.rpartition(".")[2]), ""]
     if what == "class" and issubclass(value, enum.Enum):

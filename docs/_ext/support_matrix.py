@@ -1,0 +1,115 @@
+"""The support matrix: `.. phalanx-support:: TABLE`, where TABLE is `core`, `torch` or `reductions`.
+
+`core` comes from the traits of the collectives in core/src/group/call_record.h and from the header, `torch` from the
+records of phalanx.collectives._op_table, `reductions` from the library: each reduction of each dtype is tried by one rank.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from docutils import nodes
+from docutils.statemachine import StringList
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import headers
+from phalanx.collectives import _op_table
+from phalanx.core import DType, ReduceOp, UnsupportedError, World
+
+TRAITS = headers.INCLUDE.parents[1] / "src" / "group" / "call_record.h"
+
+
+def collectives_of_core() -> list[tuple[str, bool]]:
+    """The names of the collectives of the core, and whether they reduce, as their traits say."""
+    rows = re.findall(r'\{"symm_(\w+)"([^}]*)\}', TRAITS.read_text())
+    return [(name, rest.rstrip().endswith("true")) for name, rest in rows if name not in ("nothing", "coalesced")]
+
+
+def core_table() -> Iterable[list[str]]:
+    """Which forms each collective of the core has, and where they run."""
+    yield ["collective", "reduces", "symmetric memory", "lists of blocks", "coalesced", "CPU, one host", "CPU, several hosts", "CUDA, one host [#gpu]_", "CUDA, several hosts"]
+    declared = headers.path_of("phalanx.h").read_text()
+
+    def form(text: str, *notes: str) -> str:
+        return " ".join(["yes", *notes]) if text in declared else "no"
+
+    for name, reduces in collectives_of_core():
+        blocks = name.removesuffix("_v") if f"phx_{name}_blocks(" not in declared else name
+        yield [
+            f":c:func:`phx_{name}`",
+            "yes" if reduces else "no",
+            form(f"phx_symm_{name}(", "[#host]_"),
+            form(f"phx_{blocks}_blocks(", "[#blocks]_"),
+            form(f"PHX_CALL_{name.upper()} "),
+            "yes",
+            "yes [#ucx]_",
+            "yes",
+            "no",
+        ]
+    yield [":c:func:`phx_send`, :c:func:`phx_recv`", "no", "no", "no", ":c:func:`phx_messages`", "yes", "yes [#ucx]_", "yes", "no"]
+
+
+def torch_table() -> Iterable[list[str]]:
+    """Which forms each collective of torch.ops.phalanx has, and where they run."""
+    yield ["function", "also", "gradient", "torch.compile [#compile]_", "CPU, one host", "CPU, several hosts", "CUDA, one host [#gpu]_", "CUDA, several hosts"]
+    served = ["yes", "yes [#ucx]_", "yes", "by torch [#nccl]_"]
+    endings = {"_": "in place", "_out": "into a tensor", "_coalesced": "of a list", "_coalesced_": "of a list in place"}
+    for collective in _op_table.COLLECTIVES:
+        gradient = "sum and avg" if collective.reduces else "yes"
+        yield [
+            f":py:func:`~phalanx.collectives.{collective.function}`",
+            ", ".join(endings[each] for each in collective.forms) or "\\-",
+            gradient,
+            "lowered",
+            *served,
+        ]
+    yield [":py:func:`~phalanx.collectives.barrier`", "\\-", "passed on", "traced", *served]
+    for name in ("isend", "irecv"):
+        compiled = f"traced: :py:func:`~phalanx.collectives.{name}_inplace`"
+        yield [f":py:func:`~phalanx.collectives.{name}`", "batches", "no", compiled, *served]
+
+
+def reductions_table() -> Iterable[list[str]]:
+    """For which dtypes each reduction is defined."""
+    yield ["dtype", *(f"``{op.name.lower()}``" for op in ReduceOp)]
+    with World(0, 1) as world:
+        group = world.create_group("docs", [0])
+        for dtype in DType:
+            yield [f"``{dtype.name.lower()}``", *("yes" if is_defined(group, dtype, op) else "no" for op in ReduceOp)]
+
+
+def is_defined(group: Any, dtype: DType, op: ReduceOp) -> bool:
+    data = bytearray(16)
+    try:
+        group.all_reduce(data, data, 1, dtype, op)
+    except UnsupportedError:
+        return False
+    return True
+
+
+TABLES = {"core": core_table, "torch": torch_table, "reductions": reductions_table}
+
+
+class Support(SphinxDirective):
+    """One table of the support matrix."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(str(TRAITS))
+        self.env.note_dependency(_op_table.__file__)
+        rows = list(TABLES[self.arguments[0]]())
+        lines = [".. list-table::", "   :header-rows: 1", "   :class: matrix", ""]
+        for row in rows:
+            lines += [f"   {'* -' if number == 0 else '  -'} {cell}" for number, cell in enumerate(row)]
+        node = nodes.section()
+        node.document = self.state.document
+        self.state.nested_parse(StringList([*lines, ""], source=__file__), self.content_offset, node)
+        return node.children
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """For Sphinx."""
+    app.add_directive("phalanx-support", Support)
+    return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}
