@@ -256,6 +256,7 @@ class FromHeader(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         file = self.arguments[0] if self.arguments else "phalanx.hpp"
         path = headers.path_of(file)
+        self.env.note_dependency(__file__)
         self.env.note_dependency(str(path))
         content = StringList("\n".join(self.lines(file)).split("\n"), source=str(path))
         return self.parse_content_to_nodes_of(content)

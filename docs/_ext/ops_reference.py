@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import phalanx.collectives
-import phalanx.dtensor
+import phalanx.dtensor.experimental
 import phalanx.symm_mem
 from phalanx.collectives import _op_table
 
@@ -58,10 +58,18 @@ DOES = {
     "fused_all_gather_scaled_matmul": "As fused_all_gather_matmul, for scaled float8 matrices.",
     "fused_matmul_reduce_scatter": "Multiplies two matrices, reduces the products of all ranks, and gives this rank's part.",
     "fused_scaled_matmul_reduce_scatter": "As fused_matmul_reduce_scatter, for scaled float8 matrices.",
+    "ring_attention": "Computes the attention of this rank's queries to the keys and values of all ranks: the op of context_parallel.",
+    "ring_attention_backward": "Computes the gradients of ring_attention.",
     "agree_on_graph": "Checks that all ranks compiled the same collectives; each graph of DTensors calls it first.",
     "neutral": "Gives zeros or ones in the shape of a local tensor, with a dependence on it that compilers keep.",
     "random_key": "Draws the key of the next random tensor, in the order in which eager code draws it.",
     "random_values": "Gives this rank's elements of a random tensor.",
+}
+# Gradients of ops that have no record.
+GRADIENTS = {
+    "broadcast_backward": "`broadcast`",
+    "ring_attention": "`ring_attention_backward`",
+    "ring_attention_backward": "refused",
 }
 # Ops whose line is that of a function.
 FUNCTIONS = {"isend": "isend", "irecv": "irecv", "batch_p2p_ops": "batch_isend_irecv", "barrier": "barrier"}
@@ -124,8 +132,8 @@ def gradient(op: str) -> str:
     form = _op_table.FORMS.get(base)
     if namespace == "phalanx" and base in ("wait_tensor", "barrier"):
         return "passes the gradient on"
-    if namespace == "phalanx" and base == "broadcast_backward":
-        return "`broadcast`"
+    if base in GRADIENTS:
+        return GRADIENTS[base]
     if namespace != "phalanx" or form is None:
         return "none"
     if form.writes:
@@ -180,9 +188,9 @@ def entry(base: str, ops: list[str]) -> list[str]:
         lines.append((".. py:function:: " if number == 0 else " " * 17) + signature)
     first = ops[0]
     lines += ["", f"   {marked(does(base))}", ""]
-    lines += [f"   :Schema: ``{str(schema_of(first)).partition('::')[2]}``"]
-    lines += [f"   :Functional: {'yes' if is_functional(first) else 'no'}"]
-    lines += [f"   :Aliasing: {marked(aliasing(first))}", f"   :Autograd: {marked(gradient(first))}", f"   :Kernels: {kernels(first)}", ""]
+    facts = [f"functional: {'yes' if is_functional(first) else 'no'}", f"aliasing: {aliasing(first)}"]
+    facts += [f"gradient: {gradient(first)}", f"kernels: {kernels(first)}"]
+    lines += [f"   ``{str(schema_of(first)).partition('::')[2]}``", "", f"   {marked('. '.join(fact[0].upper() + fact[1:] for fact in facts))}.", ""]
     return lines
 
 
@@ -216,7 +224,9 @@ class OpsTable(Ops):
         lines += ["   * - op", "     - functional", "     - aliasing", "     - gradient"]
         for section in ("collectives", "messages", "graphs", "symmetric memory", "dtensor"):
             for base, ops in families(section).items():
-                cells = ["yes" if is_functional(ops[0]) else "no", aliasing(ops[0]), gradient(ops[0])]
+                short = gradient(ops[0])
+                short = ("sum, avg" if "sum and avg" in short else "yes") if short.startswith("`") else short
+                cells = ["yes" if is_functional(ops[0]) else "no", aliasing(ops[0]), short]
                 lines += [f"   * - :py:func:`{base} <{path(ops[0])}>`", *(f"     - {marked(cell)}" for cell in cells)]
         return [*lines, ""]
 

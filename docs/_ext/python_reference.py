@@ -91,7 +91,7 @@ def entry(module: str, name: str) -> list[str]:
     kind = KINDS[kind_of(value)]
     if home:
         where = f":py:obj:`{home}`" if home.startswith("phalanx") else f"``{home}``, of torch"
-        return [f".. py:{kind}:: {full}", "", f"   The same as {where}.", ""]
+        return [f".. py:{kind}:: {name}", f"   :module: {module}", "", f"   The same as {where}.", ""]
     lines = [f".. auto{kind}:: {full}"]
     if kind in ("class", "exception"):
         lines += ["   :members:"] + (["   :inherited-members: object"] if full == "phalanx.core.Group" else [])
@@ -138,6 +138,7 @@ class PhalanxModule(SphinxDirective):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
+        self.env.note_dependency(__file__)
         self.env.note_dependency(str(importlib.import_module(name).__file__))
         node = nodes.section()
         node.document = self.state.document

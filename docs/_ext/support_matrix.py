@@ -28,7 +28,7 @@ def collectives_of_core() -> list[tuple[str, bool]]:
 
 def core_table() -> Iterable[list[str]]:
     """Which forms each collective of the core has, and where they run."""
-    yield ["collective", "reduces", "symmetric memory", "lists of blocks", "coalesced", "CPU, one host", "CPU, several hosts", "CUDA, one host [#gpu]_", "CUDA, several hosts"]
+    yield ["collective", "reduces", "symmetric memory", "lists of blocks", "coalesced", "CPU, one host", "CPU, several hosts", "CUDA [1]_"]
     declared = headers.path_of("phalanx.h").read_text()
 
     def form(text: str, *notes: str) -> str:
@@ -39,35 +39,26 @@ def core_table() -> Iterable[list[str]]:
         yield [
             f":c:func:`phx_{name}`",
             "yes" if reduces else "no",
-            form(f"phx_symm_{name}(", "[#host]_"),
-            form(f"phx_{blocks}_blocks(", "[#blocks]_"),
+            form(f"phx_symm_{name}(", "[6]_"),
+            form(f"phx_{blocks}_blocks(", "[8]_"),
             form(f"PHX_CALL_{name.upper()} "),
             "yes",
-            "yes [#ucx]_",
+            "yes [2]_",
             "yes",
-            "no",
         ]
-    yield [":c:func:`phx_send`, :c:func:`phx_recv`", "no", "no", "no", ":c:func:`phx_messages`", "yes", "yes [#ucx]_", "yes", "no"]
+    yield [":c:func:`phx_send`, :c:func:`phx_recv`", "no", "no", "no", "yes [7]_", "yes", "yes [2]_", "yes"]
 
 
 def torch_table() -> Iterable[list[str]]:
     """Which forms each collective of torch.ops.phalanx has, and where they run."""
-    yield ["function", "also", "gradient", "torch.compile [#compile]_", "CPU, one host", "CPU, several hosts", "CUDA, one host [#gpu]_", "CUDA, several hosts"]
-    served = ["yes", "yes [#ucx]_", "yes", "by torch [#nccl]_"]
-    endings = {"_": "in place", "_out": "into a tensor", "_coalesced": "of a list", "_coalesced_": "of a list in place"}
+    yield ["function", "gradient", "compiled [4]_", "CPU, one host", "CPU, several hosts", "CUDA, one host [1]_", "CUDA, several hosts"]
+    served = ["yes", "yes [2]_", "yes", "by torch [3]_"]
     for collective in _op_table.COLLECTIVES:
-        gradient = "sum and avg" if collective.reduces else "yes"
-        yield [
-            f":py:func:`~phalanx.collectives.{collective.function}`",
-            ", ".join(endings[each] for each in collective.forms) or "\\-",
-            gradient,
-            "lowered",
-            *served,
-        ]
-    yield [":py:func:`~phalanx.collectives.barrier`", "\\-", "passed on", "traced", *served]
+        gradient = "sum, avg" if collective.reduces else "yes"
+        yield [f":py:func:`~phalanx.collectives.{collective.function}`", gradient, "lowered", *served]
+    yield [":py:func:`~phalanx.collectives.barrier`", "passed on", "traced", *served]
     for name in ("isend", "irecv"):
-        compiled = f"traced: :py:func:`~phalanx.collectives.{name}_inplace`"
-        yield [f":py:func:`~phalanx.collectives.{name}`", "batches", "no", compiled, *served]
+        yield [f":py:func:`~phalanx.collectives.{name}`", "no", "traced [5]_", *served]
 
 
 def reductions_table() -> Iterable[list[str]]:
@@ -97,6 +88,7 @@ class Support(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
+        self.env.note_dependency(__file__)
         self.env.note_dependency(str(TRAITS))
         self.env.note_dependency(_op_table.__file__)
         rows = list(TABLES[self.arguments[0]]())
