@@ -1,9 +1,9 @@
 """The C reference, made from the headers: `.. c-header:: FILE` with the option `sections`, and `.. c-preamble:: FILE`.
 
-Each declaration becomes an entry of Sphinx's C domain, with an anchor, a line in the index and one in the search. All text
-is that of the header. What the header says by its rules is looked up there: who must call a function (its comment, or
-the paragraph above it, says "Collective" or "Local"), what a parameter means (the list of parameters at the head of the
-file, and clauses such as "in: count elements" in a comment), and which errors a function may return.
+Each declaration becomes an entry of Sphinx's C domain, with an anchor, a line in the index and one in the search. All
+text is that of the header. What the header says by its rules is looked up there: who must call a function (its comment,
+or the paragraph above it, says "Collective" or "Local"), what a parameter means (the list of parameters at the head of
+the file, and clauses such as "in: count elements" in a comment), and which errors a function may return.
 """
 
 import functools
@@ -13,14 +13,13 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
+import headers
 from docutils import nodes
 from docutils.parsers.rst import directives
 from docutils.statemachine import StringList
+from headers import Declaration, Group, Section
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
-
-import headers
-from headers import Declaration, Group, Section
 
 FILES = ("phalanx.h", "cuda.h", "tuning.h", "random.h", "carrier.h", "device.h", "phalanx_torch.h")
 ROLES = {"function": "func", "struct": "struct", "handle": "type", "type": "type", "callback": "type", "macro": "macro"}
@@ -39,7 +38,9 @@ def known() -> dict[str, str]:
     for file in FILES:
         for section in headers.sections(file):
             for declaration in (each for group in section.groups for each in group.declarations):
-                roles.update({member.name: "enumerator" for member in declaration.members if declaration.kind == "enum"})
+                roles.update(
+                    {member.name: "enumerator" for member in declaration.members if declaration.kind == "enum"}
+                )
                 if declaration.name:
                     roles[declaration.name] = ROLES[declaration.kind]
     return roles
@@ -65,7 +66,11 @@ def marked(text: str) -> str:
         else:
             set_ = f"``{match['quoted'] or match['code'] or name + rest}``"
         before, after = text[: match.start()][-1:], text[match.end() :][:1]
-        return ("\\ " if re.match(r"[^\s'\"(\[{<\-/:]", before) else "") + set_ + ("\\ " if re.match(r"[^\s'\")\]}>\-/:.,;!?]", after) else "")
+        return (
+            ("\\ " if re.match(r"[^\s'\"(\[{<\-/:]", before) else "")
+            + set_
+            + ("\\ " if re.match(r"[^\s'\")\]}>\-/:.,;!?]", after) else "")
+        )
 
     return _WORD.sub(mark, text)
 
@@ -89,7 +94,11 @@ def sentence(text: str) -> str:
     """A note behind a declaration as a sentence."""
     text = " ".join(text.split())
     is_name = re.match(r"[\w.]*[._(\[]\w", text) or re.match(r"in\b|out\b", text)
-    return (text[:1] if is_name else text[:1].upper()) + text[1:] + ("" if text.endswith((".", ";")) else ".") if text else ""
+    return (
+        (text[:1] if is_name else text[:1].upper()) + text[1:] + ("" if text.endswith((".", ";")) else ".")
+        if text
+        else ""
+    )
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------
@@ -102,7 +111,9 @@ def meanings(file: str) -> dict[str, str]:
     """What a parameter means in every function: the items "- name, name: text" at the head of the file."""
     found = {} if file == "phalanx.h" else dict(meanings("phalanx.h"))
     head = headers.preamble(file)
-    for names, text in re.findall(rf"^\s*- ({_NAMES}): ((?:.|\n(?!\s*-|\s*\n))+)", head[head.find("Parameters") :], re.MULTILINE):
+    for names, text in re.findall(
+        rf"^\s*- ({_NAMES}): ((?:.|\n(?!\s*-|\s*\n))+)", head[head.find("Parameters") :], re.MULTILINE
+    ):
         found.update(dict.fromkeys(re.split(r", | and ", names), " ".join(text.split())))
     return found
 
@@ -180,7 +191,9 @@ def function_entry(group: Group, functions: list[Declaration], file: str, defaul
     lines += [f"                {each.text}" for each in functions[1:]]
     content = [paragraphs(body), ""] if body else []
     content += parameter_lines(functions, about, file)
-    content += [f":Called by: {CALLED_BY.get(called_by(text, default), default)}."] if default or called_by(text, "") else []
+    content += (
+        [f":Called by: {CALLED_BY.get(called_by(text, default), default)}."] if default or called_by(text, "") else []
+    )
     content += filter(None, [error_line(functions, text)])
     return [*lines, "", *textwrap.indent("\n".join(content), "   ").split("\n"), ""]
 
@@ -204,7 +217,9 @@ def member_lines(directive: str, declaration: Declaration) -> list[str]:
 
 def other_entry(group: Group, declaration: Declaration, has_comment: bool, section: Section) -> list[str]:
     said = paragraphs(group.comment) if has_comment else ""
-    said = "\n\n".join(filter(None, [said, marked(sentence(declaration.comment)) if declaration.kind != "enum" else ""]))
+    said = "\n\n".join(
+        filter(None, [said, marked(sentence(declaration.comment)) if declaration.kind != "enum" else ""])
+    )
     if declaration.kind == "enum":
         constants = member_lines("enumerator", declaration)
         return [said, "", *constants] if said else constants
@@ -216,7 +231,11 @@ def other_entry(group: Group, declaration: Declaration, has_comment: bool, secti
         return _entry("struct", declaration.name, said + "\n\n" + "\n".join(fields))
     if declaration.kind == "macro":
         initialized = re.fullmatch(r"(PHX_\w+)_INIT", declaration.name)
-        what = f"The initializer of :c:struct:`{initialized[1].lower()}`: ``{declaration.text}``." if initialized else f"``{declaration.text}``"
+        what = (
+            f"The initializer of :c:struct:`{initialized[1].lower()}`: ``{declaration.text}``."
+            if initialized
+            else f"``{declaration.text}``"
+        )
         return _entry("macro", declaration.name, f"{said}\n\n{what}".strip())
     if declaration.kind == "callback" and not said:
         users = [each.name for each in group.declarations if each.kind == "function"]
@@ -233,8 +252,16 @@ def section_lines(section: Section, file: str) -> list[str]:
             lines += [paragraphs(group.comment), ""]
             continue
         functions = [each for each in group.declarations if each.kind == "function"]
-        others = [each for each in group.declarations if each.kind != "function" and not (each.kind == "handle" and known()[each.name] == "struct")]
-        with_comment = None if functions else next((each for each in others if each.kind in ("struct", "callback")), others[0] if others else None)
+        others = [
+            each
+            for each in group.declarations
+            if each.kind != "function" and not (each.kind == "handle" and known()[each.name] == "struct")
+        ]
+        with_comment = (
+            None
+            if functions
+            else next((each for each in others if each.kind in ("struct", "callback")), others[0] if others else None)
+        )
         for each in others:
             lines += other_entry(group, each, each is with_comment, section)
         if functions:
@@ -271,7 +298,7 @@ class FromHeader(SphinxDirective):
 class CHeader(FromHeader):
     """The declarations of a header, or of the sections of it that are named."""
 
-    option_spec = {"sections": directives.unchanged}
+    option_spec = {"sections": directives.unchanged}  # noqa: RUF012
 
     def lines(self, file: str) -> list[str]:
         wanted = [each.strip() for each in self.options.get("sections", "").split(",") if each.strip()]
@@ -285,12 +312,14 @@ class CHeader(FromHeader):
 class CPreamble(FromHeader):
     """The comment with which a header begins, without its first paragraph if the option `skip` is given."""
 
-    option_spec = {"skip": directives.flag}
+    option_spec = {"skip": directives.flag}  # noqa: RUF012
 
     def lines(self, file: str) -> list[str]:
         head = headers.preamble(file)
         said = paragraphs(head.partition("\n\n")[2] if "skip" in self.options else head)
-        return said.replace("Errors that every function may", ".. _c-errors:\n\nErrors that every function may", 1).split("\n")
+        return said.replace(
+            "Errors that every function may", ".. _c-errors:\n\nErrors that every function may", 1
+        ).split("\n")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

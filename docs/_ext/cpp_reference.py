@@ -10,11 +10,10 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
-from docutils.parsers.rst import directives
-from sphinx.application import Sphinx
-
 import headers
 from c_reference import FromHeader, marked, paragraphs, sentence
+from docutils.parsers.rst import directives
+from sphinx.application import Sphinx
 
 FILE = "phalanx.hpp"
 # Where the members of a private base class are shown, and what its functions return there.
@@ -66,13 +65,20 @@ def _signature(code: str) -> str:
 
 def _item(code: str, comment: str, scope: str) -> Item | None:
     line = headers.flat(code)
-    head = re.match(r"(?:template ?<(?:[^<>]|<[^<>]*>)*> )?(enum class|class|struct) (?:\[\[\w+\]\] )?(\w+(?:::\w+)?)", line)
+    head = re.match(
+        r"(?:template ?<(?:[^<>]|<[^<>]*>)*> )?(enum class|class|struct) (?:\[\[\w+\]\] )?(\w+(?:::\w+)?)", line
+    )
     brace = code.find("{")
     if head and head[1] == "enum class":
         values = [value.strip().partition(" =")[0] for value in line[line.index("{") + 1 : line.rindex("}")].split(",")]
         base = re.search(r"enum class \w+ : (\w+)", line)
-        return Item("enum-class", head[2], head[2] + (f" : {base[1]}" if base else ""), comment,
-                    items=[Item("enumerator", value, value) for value in values])
+        return Item(
+            "enum-class",
+            head[2],
+            head[2] + (f" : {base[1]}" if base else ""),
+            comment,
+            items=[Item("enumerator", value, value) for value in values],
+        )
     if head and brace < 0 and comment:  # its specializations say what is in it
         return Item(head[1], head[2], without_conditions(line.removesuffix(";")).replace(f"{head[1]} ", ""), comment)
     if head and brace >= 0 and "(" not in headers.flat(code[:brace]):
@@ -80,8 +86,13 @@ def _item(code: str, comment: str, scope: str) -> Item | None:
             return None  # a specialization
         template = re.match(r"template ?<(?:[^<>]|<[^<>]*>)*> ", line)
         access = "public" if head[1] == "struct" else "private"
-        return Item(head[1], head[2], (template.group() if template else "") + head[2], comment,
-                    items=items_of(code[brace + 1 : code.rindex("}")], access, head[2]))
+        return Item(
+            head[1],
+            head[2],
+            (template.group() if template else "") + head[2],
+            comment,
+            items=items_of(code[brace + 1 : code.rindex("}")], access, head[2]),
+        )
     if head or line.startswith(("friend", "static_assert", "namespace", "inline namespace")) or "= delete" in line:
         return None
     signature = _signature(code)
@@ -92,7 +103,9 @@ def _item(code: str, comment: str, scope: str) -> Item | None:
     if name and signature[: name.start()].endswith("::"):
         return None  # the definition of a member
     if name:
-        special = "= default" in line or name[1] in ("operator=", f"~{scope}") or (name[1] == scope and "&&other" in line)
+        special = (
+            "= default" in line or name[1] in ("operator=", f"~{scope}") or (name[1] == scope and "&&other" in line)
+        )
         calls = tuple(dict.fromkeys(re.findall(r"\b(phx_\w+)\(", code)))
         return None if special else Item("function", name[1], signature, comment, calls)
     variable = re.search(r"(\w+)(?: =.*)?$", signature)
@@ -172,7 +185,11 @@ def lines_of(item: Item) -> list[str]:
     signature = re.sub(r"^Type ", "Outcome<void> ", item.signature)
     lines = [f".. cpp:{item.kind}:: {signature}", "", textwrap.indent(said, "   "), ""]
     values = [each.name for each in item.items if each.kind == "enumerator"]
-    inner = [f".. cpp:enumerator:: {values[0]}", *(f"                    {each}" for each in values[1:]), ""] if values else []
+    inner = (
+        [f".. cpp:enumerator:: {values[0]}", *(f"                    {each}" for each in values[1:]), ""]
+        if values
+        else []
+    )
     inner += [line for each in item.items if each.kind != "enumerator" for line in lines_of(each)]
     return lines + textwrap.indent("\n".join(inner), "   ").split("\n") + [""]
 
@@ -181,7 +198,7 @@ class CppHeader(FromHeader):
     """The declarations of the sections of phalanx.hpp that are named, separated by commas."""
 
     required_arguments = 0
-    option_spec = {"sections": directives.unchanged_required}
+    option_spec = {"sections": directives.unchanged_required}  # noqa: RUF012
 
     def lines(self, file: str) -> list[str]:
         wanted = [each.strip() for each in self.options["sections"].split(",")]

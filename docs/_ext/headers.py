@@ -61,8 +61,10 @@ def path_of(name: str) -> Path:
 def comment_text(comment: str) -> str:
     """What a comment says, without its marks."""
     comment = comment.removeprefix("/*").removesuffix("*/")
-    lines = [re.sub(r"^\s*(?:\*|//) ?", "", line) if number or "//" in line else line.strip()
-             for number, line in enumerate(comment.split("\n"))]
+    lines = [
+        re.sub(r"^\s*(?:\*|//) ?", "", line) if number or "//" in line else line.strip()
+        for number, line in enumerate(comment.split("\n"))
+    ]
     return "\n".join(line.rstrip() for line in lines).strip()
 
 
@@ -117,7 +119,11 @@ def _members(body: str, separator: str) -> list[Member]:
             at += 1
         else:
             depth, end = 0, at
-            while end < len(body) and (depth or body[end] != separator) and not (depth == 0 and body[end : end + 2] == "/*"):
+            while (
+                end < len(body)
+                and (depth or body[end] != separator)
+                and not (depth == 0 and body[end : end + 2] == "/*")
+            ):
                 depth += {"(": 1, ")": -1}.get(body[end], 0)
                 end += 1
             declaration = flat(body[at:end])
@@ -189,10 +195,8 @@ def sections(name: str) -> list[Section]:
             else:
                 above, joins = f"{above}\n\n{said}".strip(), False
             continue
-        if text[at] == "#":
-            end = re.compile(r"(?:[^\n]*\\\n)*[^\n]*").match(text, at).end()  # type: ignore[union-attr]
-        else:
-            end = end_of(text, at)
+        line = re.compile(r"#(?:[^\n]*\\\n)*[^\n]*").match(text, at)
+        end = line.end() if line else end_of(text, at)
         declaration = _declaration(text[at:end].strip()) if end > at else None
         at = max(end, at + 1)
         if declaration is None:

@@ -1,8 +1,8 @@
 """The reference of the ops: `.. phalanx-ops:: SECTION`, and `.. phalanx-ops-table::` for all of them on one table.
 
-Which ops there are, their schemas and their kernels come from torch, where they are registered; what they are forms of,
-and their gradients, from the records in phalanx.collectives._op_table. Where an op has no record and no Python function,
-its line is in DOES below.
+Which ops there are, their schemas and their kernels come from torch, where they are registered; what they are forms of
+and their gradients come from the records in phalanx.collectives._op_table. Where an op has no record and no Python
+function, its line is in DOES below.
 """
 
 import inspect
@@ -29,7 +29,7 @@ DOES = {
     "broadcast_backward": "The gradient of broadcast: the sum of all ranks' tensors on the source, zeros elsewhere.",
     "symm_arena": "Gives the handle of an arena: symmetric memory of a group that a compiled graph has for itself.",
     "arena_view": "Gives a tensor in this rank's memory of an arena.",
-    "arena_release_": "Does nothing when it runs. It tells a compiler that the readers come before the next writes to the arena.",
+    "arena_release_": "Does nothing when it runs. Compilers learn by it that readers come before the next writes.",
     "mm_into_": "Writes the product of two matrices into contiguous memory that is given.",
     "bmm_into_": "Writes the products of two batches of matrices into contiguous memory that is given.",
     "addmm_into_": "Writes the product of two matrices plus a bias into contiguous memory that is given.",
@@ -39,26 +39,26 @@ DOES = {
     "one_shot_all_reduce_out": "As one_shot_all_reduce, into `out`.",
     "one_shot_all_reduce_copy": "Copies `local_input` into `symm_buffer`, then does what one_shot_all_reduce does.",
     "one_shot_all_reduce_copy_out": "As one_shot_all_reduce_copy, into `out`.",
-    "two_shot_all_reduce_": "Reduces a symmetric tensor over all ranks in place; each rank reduces a part for all.",
+    "two_shot_all_reduce_": "Reduces a symmetric tensor in place over all ranks; each rank reduces a part for all.",
     "two_shot_all_reduce_out": "As two_shot_all_reduce\\_, into `output`.",
-    "multimem_all_reduce_": "Reduces a symmetric tensor over all ranks in place; by NVLink switches where there are some.",
-    "multimem_one_shot_all_reduce": "Has the result of one_shot_all_reduce, under the name that torch has for NVLink switches.",
+    "multimem_all_reduce_": "Reduces a symmetric tensor in place over all ranks; by NVLink switches if there are any.",
+    "multimem_one_shot_all_reduce": "As one_shot_all_reduce, under the name that torch has for NVLink switches.",
     "multimem_one_shot_all_reduce_out": "As multimem_one_shot_all_reduce, into `out`.",
-    "multimem_one_shot_reduce_out": "Reduces a symmetric tensor into `out` of the rank `root`; by NVLink switches where there are some.",
+    "multimem_one_shot_reduce_out": "Reduces a symmetric tensor to the root, by NVLink switches if there are any.",
     "multimem_all_gather_out": "Joins the tensors of all ranks in `out`, which is symmetric memory.",
-    "reduce_scatter_out": "Sums a symmetric tensor over all ranks; each rank gets its part along the first or the last dim.",
+    "reduce_scatter_out": "Sums a symmetric tensor over all ranks; each rank gets a part along the first or last dim.",
     "tile_reduce": "Reduces a tile of a symmetric tensor over all ranks into `out_tile` of the rank `root`.",
     "multi_root_tile_reduce": "Reduces several tiles of symmetric tensors, each into `out_tile` of its own root.",
     "_low_contention_all_gather": "Joins the tensors of all ranks along the first dim.",
     "_low_contention_reduce_scatter": "Reduces a tensor over all ranks; each rank gets its part along the first dim.",
     "get_remote_tensors": "Gives the counterparts of a symmetric tensor on all ranks, as tensors in mapped memory.",
-    "stream_write_value32_": "Writes one 32-bit word of a tensor, in order with the other work of this rank's stream.",
-    "memset32_": "Writes a 32-bit word to several places in a row of a tensor, in order with the stream's other work.",
-    "fused_all_gather_matmul": "Gathers the shards of A along a dim, and multiplies the whole with each matrix of a list.",
+    "stream_write_value32_": "Writes a 32-bit word of a tensor, in order with the other work of the stream.",
+    "memset32_": "Writes a 32-bit word several times in a row, in order with the other work of the stream.",
+    "fused_all_gather_matmul": "Gathers the shards of A and multiplies the whole with each matrix of a list.",
     "fused_all_gather_scaled_matmul": "As fused_all_gather_matmul, for scaled float8 matrices.",
-    "fused_matmul_reduce_scatter": "Multiplies two matrices, reduces the products of all ranks, and gives this rank's part.",
+    "fused_matmul_reduce_scatter": "Multiplies matrices and reduces the products of all ranks; gives a part to each.",
     "fused_scaled_matmul_reduce_scatter": "As fused_matmul_reduce_scatter, for scaled float8 matrices.",
-    "ring_attention": "Computes the attention of this rank's queries to the keys and values of all ranks: the op of context_parallel.",
+    "ring_attention": "Computes the attention of this rank's queries to all ranks' keys and values.",
     "ring_attention_backward": "Computes the gradients of ring_attention.",
     "agree_on_graph": "Checks that all ranks compiled the same collectives; each graph of DTensors calls it first.",
     "neutral": "Gives zeros or ones in the shape of a local tensor, with a dependence on it that compilers keep.",
@@ -73,7 +73,12 @@ GRADIENTS = {
 }
 # Ops whose line is that of a function.
 FUNCTIONS = {"isend": "isend", "irecv": "irecv", "batch_p2p_ops": "batch_isend_irecv", "barrier": "barrier"}
-FORMS = {"_": "In place", "_out": "Into `out`", "_coalesced": "For each tensor of a list", "_coalesced_": "For each tensor of a list, in place"}  # fmt: skip
+FORMS = {
+    "_": "In place",
+    "_out": "Into `out`",
+    "_coalesced": "For each tensor of a list",
+    "_coalesced_": "For each tensor of a list, in place",
+}
 
 
 def all_ops() -> list[str]:
@@ -100,7 +105,9 @@ def does(base: str) -> str:
         if base in DOES:
             return DOES[base]
         module = phalanx.symm_mem._ops
-        kernel = next(kernel for each in module._MODULES for schema, kernel, _ in each.OPS if schema.startswith(f"{base}("))
+        kernel = next(
+            kernel for each in module._MODULES for schema, kernel, _ in each.OPS if schema.startswith(f"{base}(")
+        )
         found = getattr(phalanx.symm_mem, base, kernel)
         return re.split(r"(?<=\.) ", (inspect.getdoc(found) or "").partition("\n\n")[0])[0]
     function = FUNCTIONS[base] if form is None else form.collective.function
@@ -123,7 +130,9 @@ def aliasing(op: str) -> str:
     if gives:
         shared = schema.returns[0].alias_info.before_set
         of = next(each.name for each in schema.arguments if each.alias_info and each.alias_info.before_set == shared)
-        said.append(f"the result is `{of}`" if base_of(op) != "arena_view" else "the result lies in the memory of `arena`")
+        said.append(
+            f"the result is `{of}`" if base_of(op) != "arena_view" else "the result lies in the memory of `arena`"
+        )
     return "; ".join(said) or "none"
 
 
@@ -156,7 +165,16 @@ def section_of(base: str, namespace: str) -> str:
         return "collectives"
     if base in FUNCTIONS or base.startswith("wait_tensor"):
         return "messages"
-    if base in ("symm_arena", "arena_view", "arena_release_", "mm_into_", "bmm_into_", "addmm_into_", "all_gather_mms", "mm_reduce_scatter"):
+    if base in (
+        "symm_arena",
+        "arena_view",
+        "arena_release_",
+        "mm_into_",
+        "bmm_into_",
+        "addmm_into_",
+        "all_gather_mms",
+        "mm_reduce_scatter",
+    ):
         return "graphs"
     return "symmetric memory"
 
@@ -169,7 +187,10 @@ def families(section: str) -> dict[str, list[str]]:
             found.setdefault(base_of(op), []).append(op)
     order = [name for name in _op_table.FORMS if name in found]
     order += sorted(set(found) - set(order))
-    return {name: sorted(found[name], key=lambda op: (op.partition("::")[0], op.partition("::")[2] != name)) for name in order}
+    return {
+        name: sorted(found[name], key=lambda op: (op.partition("::")[0], op.partition("::")[2] != name))
+        for name in order
+    }
 
 
 def path(op: str) -> str:
@@ -190,7 +211,12 @@ def entry(base: str, ops: list[str]) -> list[str]:
     lines += ["", f"   {marked(does(base))}", ""]
     facts = [f"functional: {'yes' if is_functional(first) else 'no'}", f"aliasing: {aliasing(first)}"]
     facts += [f"gradient: {gradient(first)}", f"kernels: {kernels(first)}"]
-    lines += [f"   ``{str(schema_of(first)).partition('::')[2]}``", "", f"   {marked('. '.join(fact[0].upper() + fact[1:] for fact in facts))}.", ""]
+    lines += [
+        f"   ``{str(schema_of(first)).partition('::')[2]}``",
+        "",
+        f"   {marked('. '.join(fact[0].upper() + fact[1:] for fact in facts))}.",
+        "",
+    ]
     return lines
 
 

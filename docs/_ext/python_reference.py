@@ -32,7 +32,9 @@ ALIASES = (("phalanx.collectives", "GroupLike"), ("phalanx.dtensor.placement_typ
 def _constants(module: ModuleType) -> Iterable[str]:
     """Names that a module assigns at its top, in capitals."""
     for node in ast.parse(inspect.getsource(module)).body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         yield from (target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper())
 
 

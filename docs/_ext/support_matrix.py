@@ -1,19 +1,19 @@
 """The support matrix: `.. phalanx-support:: TABLE`, where TABLE is `core`, `torch` or `reductions`.
 
 `core` comes from the traits of the collectives in core/src/group/call_record.h and from the header, `torch` from the
-records of phalanx.collectives._op_table, `reductions` from the library: each reduction of each dtype is tried by one rank.
+records of phalanx.collectives._op_table, `reductions` from the library: one rank tries each reduction of each dtype.
 """
 
 import re
 from collections.abc import Iterable
 from typing import Any
 
+import headers
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-import headers
 from phalanx.collectives import _op_table
 from phalanx.core import DType, ReduceOp, UnsupportedError, World
 
@@ -28,7 +28,16 @@ def collectives_of_core() -> list[tuple[str, bool]]:
 
 def core_table() -> Iterable[list[str]]:
     """Which forms each collective of the core has, and where they run."""
-    yield ["collective", "reduces", "symmetric memory", "lists of blocks", "coalesced", "CPU, one host", "CPU, several hosts", "CUDA [1]_"]
+    yield [
+        "collective",
+        "reduces",
+        "symmetric memory",
+        "lists of blocks",
+        "coalesced",
+        "CPU, one host",
+        "CPU, several hosts",
+        "CUDA [1]_",
+    ]
     declared = headers.path_of("phalanx.h").read_text()
 
     def form(text: str, *notes: str) -> str:
@@ -51,7 +60,15 @@ def core_table() -> Iterable[list[str]]:
 
 def torch_table() -> Iterable[list[str]]:
     """Which forms each collective of torch.ops.phalanx has, and where they run."""
-    yield ["function", "gradient", "compiled [4]_", "CPU, one host", "CPU, several hosts", "CUDA, one host [1]_", "CUDA, several hosts"]
+    yield [
+        "function",
+        "gradient",
+        "compiled [4]_",
+        "CPU, one host",
+        "CPU, several hosts",
+        "CUDA, one host [1]_",
+        "CUDA, several hosts",
+    ]
     served = ["yes", "yes [2]_", "yes", "by torch [3]_"]
     for collective in _op_table.COLLECTIVES:
         gradient = "sum, avg" if collective.reduces else "yes"

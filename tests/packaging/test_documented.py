@@ -1,8 +1,8 @@
 """What is public is in the reference: C and C++, Python, the ops of torch, commands and environment variables.
 
-The pages are those in the folder that PHALANX_DOCS_HTML names, as the part docs of .ci/run has built them; without it they
-are built here, which takes a minute or two. `python tests/packaging/test_documented.py FOLDER` prints how many names
-of each kind the pages in a folder have.
+The pages are those in the folder that PHALANX_DOCS_HTML names, as the part docs of .ci/run has built them; without it
+they are built here, which takes a minute or two. `python tests/packaging/test_documented.py FOLDER` prints how many
+names of each kind the pages in a folder have.
 """
 
 import functools
@@ -55,7 +55,9 @@ def cpp_names() -> set[str]:
     """The classes, functions and constants of namespace phalanx."""
     text = (INCLUDE / "phalanx.hpp").read_text()
     text = re.sub(r"^namespace detail \{.*?^\}  // namespace detail", "", text, flags=re.MULTILINE | re.DOTALL)
-    classes = re.findall(r"^(?:enum class|class|struct) (?:\[\[nodiscard\]\] )?(\w+)(?= |;|$)(?! <|::)", text, re.MULTILINE)
+    classes = re.findall(
+        r"^(?:enum class|class|struct) (?:\[\[nodiscard\]\] )?(\w+)(?= |;|$)(?! <|::)", text, re.MULTILINE
+    )
     functions = re.findall(r"^(?:inline|constexpr) [^=\n(]*?(\w+)\(", text, re.MULTILINE)
     members = re.findall(r"^inline [^\n(]*\w+::\w+\(", text, re.MULTILINE)  # defined behind their class
     behind = {re.search(r"(\w+)\($", member)[1] for member in members}  # type: ignore[index]
