@@ -47,7 +47,8 @@
  *   - context: the number of a context.
  *   - name, group_name: the name by which ops find the group.
  *   - group_name_size: the bytes of that name.
- *   - reduce_op, reduce_op_size: the name of the reduction, such as "sum", and its bytes.
+ *   - reduce_op: the name of the reduction, such as "sum".
+ *   - reduce_op_size: the bytes of that name.
  *   - numel: the number of elements.
  *   - storage: the first byte of a tensor's storage.
  *   - op: the name of an op, such as "all_reduce".

@@ -10,7 +10,6 @@ import functools
 import itertools
 import re
 import textwrap
-from collections.abc import Iterable
 from typing import Any
 
 import headers
@@ -84,10 +83,17 @@ def paragraphs(comment: str) -> str:
             items = re.split(r"^\s*- ", textwrap.dedent(block), flags=re.MULTILINE)[1:]
             blocks.append("\n".join(f"- {marked(' '.join(item.split()))}" for item in items))
         elif all(line.startswith("  ") for line in lines):
-            blocks.append(".. code-block:: text\n\n" + textwrap.indent(textwrap.dedent(block), "   "))
+            blocks.append(literal(block))
         else:
-            blocks.append(marked(" ".join(block.split())))
+            for is_code, some in itertools.groupby(lines, lambda line: line.startswith("    ")):
+                text = "\n".join(some)
+                blocks.append(literal(text) if is_code else marked(" ".join(text.split())))
     return "\n\n".join(blocks)
+
+
+def literal(text: str) -> str:
+    """Text that is shown as it stands."""
+    return ".. code-block:: text\n\n" + textwrap.indent(textwrap.dedent(text), "   ")
 
 
 def sentence(text: str) -> str:
@@ -125,23 +131,36 @@ def parameters(function: Declaration) -> list[tuple[str, str]]:
     return [(pair[2], pair[1].strip()) for pair in pairs if pair and pair[1]]
 
 
-def split_comment(comment: str, names: Iterable[str]) -> tuple[str, dict[str, str]]:
+_CLAUSE = re.compile(rf"({_NAMES})(?:: | (?=(?:NULL|0)(?::| =)))")  # "in and out: ...", "device NULL = ..."
+_SENTENCE_END = re.compile(r"(?<=\.)\s+(?=[^a-z(]|[a-z_]+(?:(?:, | and )[a-z_]+)*(?: NULL| 0)?:| *[a-z]+ NULL)")
+
+
+def _about(clause: str, names: set[str]) -> list[str]:
+    """The parameters that a clause is about."""
+    match = _CLAUSE.match(clause)
+    listed = re.split(r", | and ", match[1].replace("*", "")) if match else []
+    return listed if set(listed) <= names else []
+
+
+def split_comment(comment: str, names: set[str]) -> tuple[str, dict[str, str]]:
     """A comment without its clauses about single parameters, and those."""
-    names, kept, about = set(names), [], {}
-    for each in re.split(r"(?<=\.)\s+(?=[^a-z(]|[a-z_]+(?:(?:, | and )[a-z_]+)*(?: NULL| 0)?:| *[a-z]+ NULL)", comment):
-        given = re.match(rf"({_NAMES})(?:: | (?=(?:NULL|0)(?::| =)))", each)
-        if not given or not set(re.split(r", | and ", given[1].replace("*", ""))) <= names:
-            kept.append(each)
+    blocks: list[str] = []
+    about: dict[str, str] = {}
+    for block in re.split(r"\n[ \t]*\n", comment):
+        if re.match(r"\s", block) or block.startswith("- "):
+            blocks.append(block)
             continue
-        last: list[str] = []
-        for clause in re.split(r";\s+", each):
-            match = re.match(rf"({_NAMES})(?:: | (?=(?:NULL|0)(?::| =)))", clause)
-            listed = re.split(r", | and ", match[1].replace("*", "")) if match else []
-            if match and set(listed) <= names:
-                last, clause = listed, clause[match.end() :]
-            for name in last:
-                about[name] = f"{about[name]}; {clause}" if name in about else clause
-    return " ".join(kept), about
+        kept, last = [], []
+        for each in _SENTENCE_END.split(block):
+            if not _about(each, names):
+                kept.append(each)
+                continue
+            for clause in re.split(r";\s+", each):
+                if found := _about(clause, names):
+                    last, clause = found, clause[_CLAUSE.match(clause).end() :]  # type: ignore[union-attr]
+                about.update({name: f"{about[name]}; {clause}" if name in about else clause for name in last})
+        blocks.append(" ".join(kept))
+    return "\n\n".join(filter(None, blocks)), about
 
 
 def parameter_lines(functions: list[Declaration], about: dict[str, str], file: str) -> list[str]:
@@ -150,6 +169,7 @@ def parameter_lines(functions: list[Declaration], about: dict[str, str], file: s
         is_result = type_.endswith("**") or type_ in ("size_t *", "int64_t *", "uint16_t *", "int32_t *", "uint64_t *")
         general = meanings(file).get(f"*{name}" if is_result else name, "")
         own = about.get(name, "")
+        own = "" if own.startswith("NULL =") and "NULL" in general else own
         text = f"{general.rstrip('.')}; {own}" if own.startswith(("NULL", "0")) and general else own or general
         lines.append(f":param {name}: {marked(' '.join(sentence(text).split()))}")
     return lines

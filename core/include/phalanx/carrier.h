@@ -4,7 +4,8 @@
  * Parameters, where a comment does not say more:
  *
  *   - directory: the directory, or NULL.
- *   - status, text: the error.
+ *   - status: the status of the error.
+ *   - text: the text of the error, or room for what is found.
  *   - capacity: how many bytes `text` has room for. */
 #ifndef PHALANX_CARRIER_H
 #define PHALANX_CARRIER_H

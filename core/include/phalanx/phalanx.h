@@ -90,12 +90,15 @@
  *   - pointer: an address in the block that is meant.
  *   - device: where the memory is. NULL: CPU.
  *   - device_type: what the memory belongs to, a PHX_DEVICE_* constant.
- *   - scope, alloc_id: the name of a group, or NULL, and a number: together they say which persistent block is meant.
+ *   - scope: a group name, or NULL: a part of the name of a persistent block.
+ *   - alloc_id: the number of a persistent block in its scope.
  *   - ops: the functions. The table is copied.
  *   - self: what each function of `ops` gets as its first argument.
  *   - params: how the world is made.
- *   - token, token_size: a secret that the server and its clients share, and its size in bytes.
- *   - bind_address, address, port: the address and the port of the server.
+ *   - token: a secret that the server and its clients share.
+ *   - token_size: the size of the token in bytes.
+ *   - bind_address, address: the address of the server.
+ *   - port: the port of the server.
  *   - path: the name of the file.
  *   - prefix: what the keys begin with.
  *   - calls, messages, works, keys: the list. It is read before the call returns.
@@ -270,7 +273,9 @@ PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, phx_log_level min_leve
  * only then, it calls check(arg) about every 100 ms. When check returns non-zero the wait ends and the call returns
  * PHX_ERR_INTERRUPTED; from then on check must return non-zero until that call has returned. A wait on a group that
  * ends in this way revokes the group: the calls of its other ranks fail at once with PHX_ERR_REVOKED and a text that
- * names the interrupted rank. check runs on the waiting thread, may run for long, and may call functions that do not
+ * names the interrupted rank.
+ *
+ * check runs on the waiting thread, may run for long, and may call functions that do not
  * wait, such as phx_group_revoke; those that wait on a group return PHX_ERR_UNSUPPORTED inside it. Waits for a GPU's
  * stream and waits inside a store of the caller's own (phx_store_wrap) are not interrupted. check NULL removes the
  * hook. Every thread has a hook of its own, and none in the beginning; a forked child has none. Not collective. */
@@ -525,6 +530,7 @@ PHX_API void *phx_symm_buffer(phx_symm *symm, int32_t group_rank);
 /* The same part of every rank's block once more, one after another by group rank: *out is the start of one range of
  * group_size * bytes. No copy: what a rank writes to its block is there, so who reads the range after a barrier has
  * gathered without moving anything. phx_symm_all_gather into the range is such a barrier, and compares the calls.
+ *
  * Local. offset and bytes must be multiples of the page size (4096 on x86-64); a part may end behind the block with the
  * block's last page. Host memory of shared pages only, such as phalanx's own. A part that is mapped already gives the
  * same range. It lives until phx_symm_unmap_gathered was called as often, or as long as the handle; the last few stay
@@ -578,13 +584,16 @@ typedef struct phx_options {
   const phx_gpu_options *gpu; /* NULL: data in memory of the host. Read before the call returns. */
 } phx_options;
 
-/* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete.
- * Otherwise it returns a handle, at once: any number may be in flight, on any number of groups. Then `out` must stay
- * valid and unread, and `in` valid and unchanged, until phx_work_wait. What was started moves on inside every call of
- * this rank that waits, and in phx_work_test. in == out is allowed where the two have the same size; other overlaps are
- * errors. After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group is revoked.
- * (Only all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and leaves it
- * usable.) Lists of counts are read before the call returns.
+/* All of these are collective. `count` is in elements.
+ *
+ *   - With work == NULL the call returns when it is complete. Otherwise it returns a handle, at once: any number may be
+ *     in flight, on any number of groups. Then `out` must stay valid and unread, and `in` valid and unchanged, until
+ *     phx_work_wait. What was started moves on inside every call of this rank that waits, and in phx_work_test.
+ *   - in == out is allowed where the two have the same size; other overlaps are errors.
+ *   - After PHX_ERR_TIMEOUT, PHX_ERR_PEER_DEAD or PHX_ERR_MISMATCH the contents of `out` are unspecified and the group
+ *     is revoked. (Only all_to_all_v, whose counts every rank can compare before data moves, fails on all ranks and
+ *     leaves the group usable.)
+ *   - Lists of counts are read before the call returns.
  *
  * Inputs that lie in symmetric memory may be read there by the peers instead of being copied; the results are the same.
  * docs/explanation/algorithms.md says when, and docs/howto/gpu.md what differs on memory of GPUs. */
