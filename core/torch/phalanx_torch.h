@@ -55,6 +55,7 @@
  *   - number: what the op was given.
  *   - serves: 1 or 0.
  *   - around: what is called in place of a kernel, or NULL.
+ *   - end: what is called when a collective is complete.
  *   - device: the index of the GPU.
  *   - stream: the stream on which torch allocates. It is not looked at.
  *   - raise: raises an exception of Python.

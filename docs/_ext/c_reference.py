@@ -127,6 +127,7 @@ def meanings(file: str) -> dict[str, str]:
 def parameters(function: Declaration) -> list[tuple[str, str]]:
     """The parameters of a function: name and type."""
     listed = function.text[function.text.index("(") + 1 : function.text.rindex(")")]
+    listed = re.sub(r"\(\*(\w+)\)\([^()]*\)", r"(*) \1", listed)  # functions
     pairs = [re.fullmatch(r"(.*?)(\w+)", each.strip()) for each in listed.split(",")]
     return [(pair[2], pair[1].strip()) for pair in pairs if pair and pair[1]]
 

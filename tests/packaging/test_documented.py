@@ -204,6 +204,22 @@ def test_every_public_name_is_in_the_reference(kind: str, pages: Path) -> None:
     assert sorted(name for name in names if not is_documented(pages, name)) == []
 
 
+def test_functions_of_c_say_what_their_parameters_mean_and_who_calls_them(pages: Path) -> None:
+    found = set()
+    for path in sorted((pages / "reference" / "c").glob("*.html")):
+        for entry in path.read_text().split('<dl class="c function">')[1:]:
+            head, _, body = entry.partition("<dd>")
+            body = body.partition('<dl class="c ')[0]
+            names = re.findall(r'id="c\.(\w+)"', head)
+            text = re.sub(r"\(\*(\w+)\)\([^()]*\)", r"\1", html.unescape(re.sub(r"<[^>]+>", "", head)))
+            listed = re.findall(r"\(([^()]*)\)", text)
+            parameters = {word for each in listed for word in re.findall(r"(\w+)(?=,|$)", each)} - {"void"}
+            assert parameters == set(re.findall(r"<strong>(\w+)</strong> \W (?!</p>)", body)), names
+            assert "Called by" in body or path.stem == "device", names
+            found |= set(names)
+    assert found == c_functions()
+
+
 def test_what_is_not_documented_is_seen(pages: Path) -> None:
     for kind, (_, is_documented) in KINDS.items():
         assert not is_documented(pages, "phalanx nothing --nothing"), kind
