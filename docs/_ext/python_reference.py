@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
+from c_reference import known
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
@@ -51,7 +52,7 @@ def comment_on(value: Any, name: str) -> str:
             first = text.partition(" ")[0]
             text = text if re.search(r"[._(]\w", first) else text[:1].upper() + text[1:]
             return "" if text.startswith(("----", "Mypy:")) else text + ("" if text.endswith(".") or not text else ".")
-    return ""
+    return f"As :c:func:`{name}` in C." if name in known() and name.islower() else ""
 
 
 def public_names(name: str) -> list[str]:
@@ -155,11 +156,11 @@ def skip_member(app: Sphinx, what: str, name: str, value: Any, skip: bool, optio
 
 def process_docstring(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     """Adds the values of an enumeration."""
-    if what == "module":  # an example without the marks that say so
-        for number in range(len(lines) - 1, 1, -1):
-            starts = lines[number].startswith("    ") and not lines[number - 1].strip()
-            if starts and not lines[number - 2].startswith(" ") and not lines[number - 2].rstrip().endswith("::"):
-                lines[number:number] = [".. code-block:: python", ""]
+    for number in range(len(lines) - 1, 1, -1):  # code without the marks that say so
+        starts = lines[number].startswith("    ") and not lines[number - 1].strip()
+        before = lines[number - 2].rstrip()
+        if starts and before and not before.startswith((" ", "..", ":")) and not before.endswith("::"):
+            lines[number:number] = [".. code-block:: python", ""]
     if what == "data":
         lines[:] = [comment_on(value, name.rpartition(".")[2]), ""]
     if what == "class" and issubclass(value, enum.Enum):
