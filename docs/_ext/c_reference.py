@@ -74,6 +74,9 @@ def marked(text: str) -> str:
     return _WORD.sub(mark, text)
 
 
+_PARAMETERS = re.compile(r"\*?[a-z_]+(?:, \*?[a-z_]+)*: ")  # an item of the list at the head of a header
+
+
 def paragraphs(comment: str) -> str:
     """A comment as reStructuredText: paragraphs, lists of "- ", and what is indented otherwise as it stands."""
     blocks = []
@@ -81,6 +84,10 @@ def paragraphs(comment: str) -> str:
         lines = block.split("\n")
         if re.match(r"\s*- ", lines[0]):
             items = re.split(r"^\s*- ", textwrap.dedent(block), flags=re.MULTILINE)[1:]
+            for number, item in enumerate(items):
+                names, colon, rest = item.partition(": ")
+                if _PARAMETERS.match(item):
+                    items[number] = re.sub(r"\*?\w+", r"`\g<0>`", names) + colon + rest
             blocks.append("\n".join(f"- {marked(' '.join(item.split()))}" for item in items))
         elif all(line.startswith("  ") for line in lines):
             blocks.append(literal(block))
