@@ -48,7 +48,7 @@ def known() -> dict[str, str]:
 # ---- text ------------------------------------------------------------------------------------------------------------
 
 _WORD = re.compile(
-    r"`(?P<quoted>[^`]+)`|(?P<name>\b(?:phxt?|PHXT?)_\w+)(?P<rest>\*|\.\w+)?|(?P<code>\*?\b\w+\[[^]\n]*\](?:\.\w+)?|\*\w+\b"
+    r"`(?P<quoted>[^`]+)`|(?P<name>\b(?:phxt?|PHXT?)_\w+)(?P<rest>\*|\.\w+|\(\))?|(?P<code>\*?\b\w+\[[^]\n]*\](?:\.\w+)?|\*\w+\b"
     r"|\b(?:\w+\.)*\w+_\w+(?:\.\w+)*\b|\b\w+\((?=[\w, ]*\))[\w, ]*\)|\bNULL\b|\bin == out\b)|(?P<mark>[*`|_<>\\])"
 )
 
@@ -59,7 +59,7 @@ def marked(text: str) -> str:
     def mark(match: re.Match[str]) -> str:
         if match["mark"]:
             return "\\" + match["mark"]
-        name, rest = match["name"] or match["quoted"], match["rest"] or ""
+        name, rest = match["name"] or match["quoted"], (match["rest"] or "").replace("()", "")
         if name in known() and rest != "*":
             set_ = f":c:{known()[name]}:`{name}`" + (rf"\ ``{rest}``" if rest else "")
         else:
