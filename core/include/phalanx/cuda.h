@@ -64,7 +64,7 @@ enum { PHX_ALGO_MULTIMEM = 3 };
  *   - A stream that is being captured gets the kernel into its graph, which may be replayed as often as on the other
  *     ranks.
  *   - The bits are those of the host.
- *   - PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags. */
+ *   - PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep a small all_reduce from being sent together with flags. */
 
 /* NVLink switches, where each rank has a GPU of its own and switches connect them (phx_team.multicast is not NULL):
  *
