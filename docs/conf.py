@@ -1,8 +1,10 @@
 """Sphinx: `python -m sphinx -W docs OUTPUT`, in an environment where the packages are installed."""
 
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 project = "Phalanx"
 author = "the Phalanx authors"
@@ -11,6 +13,7 @@ release = (ROOT / "core" / "VERSION").read_text().strip()
 version = ".".join(release.split(".")[:2])
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions += ["c_reference", "cpp_reference", "python_reference", "ops_reference", "support_matrix"]  # in docs/_ext
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"
@@ -27,6 +30,7 @@ html_theme_options = {
     "dark_css_variables": {"color-brand-primary": "#7fb8ee", "color-brand-content": "#7fb8ee"},
 }
 
+default_role = "py:obj"  # `name` in docstrings: code, and a link where there is such a name
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 napoleon_google_docstring = True

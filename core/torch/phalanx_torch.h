@@ -40,7 +40,27 @@
  *
  * Same rules as in phalanx.h: C99, statuses, cdef marks. An op that fails raises ValueError (an argument is wrong:
  * nothing was sent) or RuntimeError with the full text; phxt_last_status() and phxt_last_error() of the same thread say
- * which status it was, so that a binding can raise an exception class of its own. */
+ * which status it was, so that a binding can raise an exception class of its own.
+ *
+ * Parameters, where a comment does not say more:
+ *
+ *   - context: the number of a context.
+ *   - name, group_name: the name by which ops find the group.
+ *   - group_name_size: the bytes of that name.
+ *   - reduce_op: the name of the reduction, such as "sum".
+ *   - reduce_op_size: the bytes of that name.
+ *   - numel: the number of elements.
+ *   - storage: the first byte of a tensor's storage.
+ *   - op: the name of an op, such as "all_reduce".
+ *   - number: what the op was given.
+ *   - serves: 1 or 0.
+ *   - around: what is called in place of a kernel, or NULL.
+ *   - end: what is called when a collective is complete.
+ *   - device: the index of the GPU.
+ *   - stream: the stream on which torch allocates. It is not looked at.
+ *   - raise: raises an exception of Python.
+ *   - *kept: three pointers, or NULL.
+ *   - *type, *exception: become the type and the exception. */
 #ifndef PHALANX_PHALANX_TORCH_H
 #define PHALANX_PHALANX_TORCH_H
 

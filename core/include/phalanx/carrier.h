@@ -1,5 +1,12 @@
 /* phalanx/carrier.h: EXPERIMENTAL, no part of ABI version 1; it may change in every version.
- * How bytes move between hosts. The core brings a carrier that loads UCX; another one can be set for a world. */
+ * How bytes move between hosts. The core brings a carrier that loads UCX; another one can be set for a world.
+ *
+ * Parameters, where a comment does not say more:
+ *
+ *   - directory: the directory, or NULL.
+ *   - status: the status of the error.
+ *   - text: the text of the error, or room for what is found.
+ *   - capacity: how many bytes `text` has room for. */
 #ifndef PHALANX_CARRIER_H
 #define PHALANX_CARRIER_H
 

@@ -19,6 +19,16 @@
  * as when a rank has died: phx_group_get_error tells the cause. After that a channel may be out of step: make a new
  * group. Everything is for one thread of each rank at a time and channel, but for what has `block` in its name.
  *
+ * Parameters of all functions:
+ *
+ *   - team: where the blocks and pads of the ranks are, from phx_symm_get_team.
+ *   - pad_of: the group rank whose pad it is.
+ *   - from, to: the group rank of the other side.
+ *   - count: how many signals there are then, in all.
+ *   - timeout_ns: how long to wait, in nanoseconds.
+ *   - word: a word of a signal pad.
+ *   - value: what is written.
+ *
  * Names with `private` in them are no API. PHX_FN marks a function for both processors; sources may use it too. */
 #ifndef PHALANX_DEVICE_H
 #define PHALANX_DEVICE_H

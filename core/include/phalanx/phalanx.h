@@ -46,7 +46,7 @@
  *   - Ranks must run the same build of the library; builds that differ do not meet (PHX_ERR_ABI).
  *   - A thread must not be cancelled (pthread_cancel) while it is in a call: that would end the process.
  *   - "Collective" means: every rank of the group must make the same call, in the same order. "Local" means: no other
- *     rank takes part.
+ *     rank takes part. A function is local where its comment and the section say neither.
  *   - A collective call with a wrong argument returns its error at once, waits for nobody, and counts as a call. Ranks
  *     that refuse alike go on. Where one rank refuses and another one does not, the call of the other fails at once
  *     with PHX_ERR_MISMATCH and the text of the one that refused, and the group is revoked. Exceptions, which only the
@@ -58,7 +58,67 @@
  * PHX_ERR_REVOKED (the group has failed before), and every one that waits PHX_ERR_TIMEOUT, PHX_ERR_PEER_DEAD,
  * PHX_ERR_MISMATCH and PHX_ERR_INTERRUPTED.
  *
- * A rank number is the global one (that of the world), unless its name says group_rank. */
+ * A rank number is the global one (that of the world), unless its name says group_rank.
+ *
+ * Parameters that mean the same in every function, where its comment does not say more:
+ *
+ *   - world, group, store, symm, work: the handle that the call is about.
+ *   - *out: becomes a new handle, or the address of new memory, which the caller releases.
+ *   - out: what the call fills: memory, or a struct with its struct_size set.
+ *   - in: what this rank gives. It is only read.
+ *   - buffer: memory that is read on the rank that gives, and written on the others.
+ *   - count: the number of elements, or of entries in a list.
+ *   - counts, in_counts, out_counts: numbers of elements, one for each group rank.
+ *   - dtype: the type of the elements, a PHX_DTYPE_* constant.
+ *   - op: the reduction, a PHX_OP_* constant.
+ *   - options: how the call is made. NULL: all defaults.
+ *   - *work: NULL: the call returns when it is complete. Else it becomes the handle of the call that was started.
+ *   - root_group_rank: the group rank that gives, or that gets the result.
+ *   - group_rank, peer_group_rank: the rank that is meant, by its number in the group.
+ *   - tag: a number that the send and its receive have in common.
+ *   - channel: the number of an independent sequence of calls, from 0 on.
+ *   - offset: where something begins in the block of each rank, in bytes.
+ *   - timeout_ms: how long to wait, in milliseconds. 0: the default.
+ *   - name: the name of the group, the same on all its ranks.
+ *   - ranks: the ranks of the group, in its order.
+ *   - color: the number of the new group to which this rank goes.
+ *   - key: the key of an entry in the store; in phx_group_split, what orders the ranks of one color.
+ *   - value: the bytes of an entry.
+ *   - *size: becomes the size of the whole in bytes.
+ *   - size, bytes: a size in bytes.
+ *   - capacity: how many bytes there is room for.
+ *   - pointer: an address in the block that is meant.
+ *   - device: where the memory is. NULL: CPU.
+ *   - device_type: what the memory belongs to, a PHX_DEVICE_* constant.
+ *   - scope: a group name, or NULL: a part of the name of a persistent block.
+ *   - alloc_id: the number of a persistent block in its scope.
+ *   - ops: the functions. The table is copied.
+ *   - self: what each function of `ops` gets as its first argument.
+ *   - params: how the world is made.
+ *   - token: a secret that the server and its clients share.
+ *   - token_size: the size of the token in bytes.
+ *   - bind_address, address: the address of the server.
+ *   - port: the port of the server.
+ *   - path: the name of the file.
+ *   - prefix: what the keys begin with.
+ *   - calls, messages, works, keys: the list. It is read before the call returns.
+ *   - base: the store that the new one is a view of.
+ *   - delta: what is added.
+ *   - *result: becomes the value after that.
+ *   - *index: becomes the place in the list.
+ *   - *group_rank: becomes a rank of the group.
+ *   - *inout_bits: what this rank gives, and then what all gave.
+ *   - group_size: how many participants there are.
+ *   - rank: the rank that is meant.
+ *   - *blocks: becomes the number of blocks.
+ *   - *bytes: becomes the number of their bytes.
+ *   - json: where the text goes.
+ *   - status: a status.
+ *   - feature, struct_name: the name of a feature, or of a struct.
+ *   - fn, check: the function, or NULL.
+ *   - user, arg: what the function gets as an argument of its own.
+ *   - min_level: the least level of a line that it gets, PHX_LOG_*.
+ *   - reason, why: the text of the error that the other ranks get. */
 #ifndef PHALANX_PHALANX_H
 #define PHALANX_PHALANX_H
 
@@ -213,7 +273,9 @@ PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, phx_log_level min_leve
  * only then, it calls check(arg) about every 100 ms. When check returns non-zero the wait ends and the call returns
  * PHX_ERR_INTERRUPTED; from then on check must return non-zero until that call has returned. A wait on a group that
  * ends in this way revokes the group: the calls of its other ranks fail at once with PHX_ERR_REVOKED and a text that
- * names the interrupted rank. check runs on the waiting thread, may run for long, and may call functions that do not
+ * names the interrupted rank.
+ *
+ * check runs on the waiting thread, may run for long, and may call functions that do not
  * wait, such as phx_group_revoke; those that wait on a group return PHX_ERR_UNSUPPORTED inside it. Waits for a GPU's
  * stream and waits inside a store of the caller's own (phx_store_wrap) are not interrupted. check NULL removes the
  * hook. Every thread has a hook of its own, and none in the beginning; a forked child has none. Not collective. */
@@ -346,7 +408,8 @@ typedef struct phx_group_info {
  * makes the group. */
 PHX_API phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count,
                                     int64_t timeout_ms, phx_group **out);
-/* A logical group that need not be part of the world: `group_size` participants meet through `store` under `name`. */
+/* Collective among the participants. A logical group that need not be part of the world: `group_size` participants meet
+ * through `store` under `name`. group_rank: which of them this rank is. */
 PHX_API phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
                                     phx_store *store, int64_t timeout_ms, phx_group **out);
 /* Collective. Makes one group of the ranks that gave the same color, ordered by key and then by rank. A rank with a
@@ -363,7 +426,7 @@ PHX_API phx_status phx_group_agree(phx_group *group, uint64_t *inout_bits, uint8
 /* This rank's number in the group, and how many ranks it has. Local. */
 PHX_API int32_t phx_group_rank(const phx_group *group);
 PHX_API int32_t phx_group_size(const phx_group *group);
-/* Local. */
+/* What is known of the group on this rank. Local. */
 PHX_API phx_status phx_group_get_info(phx_group *group, phx_group_info *out);
 /* Every later call on the group, on every rank, fails with PHX_ERR_REVOKED and this reason. Not collective. */
 PHX_API phx_status phx_group_revoke(phx_group *group, const char *reason);
@@ -376,7 +439,7 @@ PHX_API phx_status phx_group_refuse(phx_group *group, uint32_t channel, const ch
  * default of the world, as at first. Groups that are made from it (split, shrink) take it over. Not collective. */
 PHX_API phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms);
 PHX_API phx_group *phx_group_retain(phx_group *group); /* one more release is needed; returns group */
-PHX_API void phx_group_release(phx_group *group);
+PHX_API void phx_group_release(phx_group *group);      /* the last one frees it on this rank */
 
 /* ---- allocators and memory ---------------------------------------------------------------------------------- */
 
@@ -404,8 +467,8 @@ typedef struct phx_allocator_ops {
   void (*destroy)(void *self);                                     /* after the last block is gone */
 } phx_allocator_ops;
 
-/* CPU (memfd) and, where there is a driver, CUDA are registered in every new world. Registering again replaces; blocks
- * made before stay valid. */
+/* Says where memory of a device type comes from, and takes that back. CPU (memfd) and, where there is a driver, CUDA
+ * are registered in every new world. Registering again replaces; blocks made before stay valid. */
 PHX_API phx_status phx_allocator_register(phx_world *world, phx_device_type device_type, const phx_allocator_ops *ops,
                                           void *self);
 PHX_API phx_status phx_allocator_unregister(phx_world *world, phx_device_type device_type);
@@ -460,13 +523,14 @@ PHX_API phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t 
 PHX_API phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t size, int64_t timeout_ms,
                                   phx_symm **out);
 PHX_API phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out); /* never communicates */
-PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);
+PHX_API phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out);                /* what never changes */
 /* Base of a rank's block as mapped here. NULL, with the error set, when group_rank is out of range. Lives as long as
  * the handle. */
 PHX_API void *phx_symm_buffer(phx_symm *symm, int32_t group_rank);
 /* The same part of every rank's block once more, one after another by group rank: *out is the start of one range of
  * group_size * bytes. No copy: what a rank writes to its block is there, so who reads the range after a barrier has
  * gathered without moving anything. phx_symm_all_gather into the range is such a barrier, and compares the calls.
+ *
  * Local. offset and bytes must be multiples of the page size (4096 on x86-64); a part may end behind the block with the
  * block's last page. Host memory of shared pages only, such as phalanx's own. A part that is mapped already gives the
  * same range. It lives until phx_symm_unmap_gathered was called as often, or as long as the handle; the last few stay
@@ -501,7 +565,7 @@ typedef struct phx_team {
 } phx_team;
 PHX_API phx_status phx_symm_get_team(phx_symm *symm, phx_team *out); /* local */
 PHX_API phx_symm *phx_symm_retain(phx_symm *symm);                   /* one more release is needed; returns symm */
-PHX_API void phx_symm_release(phx_symm *symm);
+PHX_API void phx_symm_release(phx_symm *symm); /* the last one unmaps the blocks of the other ranks */
 
 /* ---- collectives -------------------------------------------------------------------------------------------- */
 
@@ -520,13 +584,16 @@ typedef struct phx_options {
   const phx_gpu_options *gpu; /* NULL: data in memory of the host. Read before the call returns. */
 } phx_options;
 
-/* All of these are collective. `count` is in elements. With work == NULL the call returns when it is complete.
- * Otherwise it returns a handle, at once: any number may be in flight, on any number of groups. Then `out` must stay
- * valid and unread, and `in` valid and unchanged, until phx_work_wait. What was started moves on inside every call of
- * this rank that waits, and in phx_work_test. in == out is allowed where the two have the same size; other overlaps are
- * errors. After PHX_ERR_TIMEOUT, PEER_DEAD or MISMATCH the contents of `out` are unspecified and the group is revoked.
- * (Only all_to_all_v, whose counts every rank can compare before data moves, fails alike everywhere and leaves it
- * usable.) Lists of counts are read before the call returns.
+/* All of these are collective. `count` is in elements.
+ *
+ *   - With work == NULL the call returns when it is complete. Otherwise it returns a handle, at once: any number may be
+ *     in flight, on any number of groups. Then `out` must stay valid and unread, and `in` valid and unchanged, until
+ *     phx_work_wait. What was started moves on inside every call of this rank that waits, and in phx_work_test.
+ *   - in == out is allowed where the two have the same size; other overlaps are errors.
+ *   - After PHX_ERR_TIMEOUT, PHX_ERR_PEER_DEAD or PHX_ERR_MISMATCH the contents of `out` are unspecified and the group
+ *     is revoked. (Only all_to_all_v, whose counts every rank can compare before data moves, fails on all ranks and
+ *     leaves the group usable.)
+ *   - Lists of counts are read before the call returns.
  *
  * Inputs that lie in symmetric memory may be read there by the peers instead of being copied; the results are the same.
  * docs/explanation/algorithms.md says when, and docs/howto/gpu.md what differs on memory of GPUs. */

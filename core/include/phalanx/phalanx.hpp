@@ -160,8 +160,8 @@ class Error : public std::exception {
   const char *what() const noexcept override { return text_.c_str(); }
   phx_status status() const noexcept { return status_; }  // PHX_ERR_*
   const char *status_name() const noexcept { return phx_status_name(status_); }
-  int32_t rank() const noexcept { return rank_; }  // that reports; -1: none
-  int32_t peer() const noexcept { return peer_; }  // at fault; -1: unknown or none
+  int32_t rank() const noexcept { return rank_; }  // the rank that reports; -1: none
+  int32_t peer() const noexcept { return peer_; }  // the rank at fault; -1: unknown or none
   uint64_t sequence() const noexcept { return sequence_; }
   int32_t sys_errno() const noexcept { return sys_errno_; }
   const std::string &operation() const noexcept { return operation_; }

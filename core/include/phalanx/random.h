@@ -1,5 +1,20 @@
 /* phalanx/random.h: EXPERIMENTAL, no part of ABI version 1; it may change in every version.
- * Random numbers that do not depend on how a tensor is cut. */
+ * Random numbers that do not depend on how a tensor is cut.
+ *
+ * Parameters of all functions:
+ *
+ *   - out: where the element at position 0 of the box goes.
+ *   - kind: the distribution, a PHX_RANDOM_* constant.
+ *   - a, b: the numbers of the distribution.
+ *   - low: the smallest integer.
+ *   - range: how many integers there are, from `low` on.
+ *   - key: what the elements are a function of, together with their numbers. Another key gives other elements.
+ *   - first: the number of the element at position 0 of the box.
+ *   - ndim: the number of dims of the box.
+ *   - sizes: the size of the box in each dim.
+ *   - index_strides: by how much the number of an element grows from one position to the next, in each dim.
+ *   - out_strides: how many elements further the next one goes in memory, in each dim.
+ *   - stream: the CUstream (cudaStream_t) of a GPU on which the kernel is put. */
 #ifndef PHALANX_RANDOM_H
 #define PHALANX_RANDOM_H
 

@@ -1,5 +1,10 @@
 /* phalanx/tuning.h: EXPERIMENTAL, no part of ABI version 1; it may change in every version.
- * Algorithms, and where one takes over from another. */
+ * Algorithms, and where one takes over from another.
+ *
+ * Parameters, where a comment does not say more:
+ *
+ *   - tuning: the values to set.
+ *   - path: the table to write, or NULL. */
 #ifndef PHALANX_TUNING_H
 #define PHALANX_TUNING_H
 

@@ -11,7 +11,8 @@ from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._torch_compat import DeviceMesh
 from phalanx.core import Group
 
-# dist.group.WORLD is None before init_process_group; None is the default group.
+# What may be given as a group: a ProcessGroup, a mesh with one dim, (mesh, dim), a list of ranks, a list of such lists,
+# a name, or a group of the core. None is the default group, as dist.group.WORLD is before init_process_group.
 GroupLike = (
     dist.ProcessGroup | DeviceMesh | tuple[DeviceMesh, int | str] | list[int] | list[list[int]] | str | Group | None
 )
@@ -146,7 +147,7 @@ def _group_of_ranks(ranks: list[int], tag: str) -> dist.ProcessGroup:
 
 # ---- what others use of torch's module, by its names there ----------------------------------------------------------
 
-RANK_TYPES = GroupLike
+RANK_TYPES = GroupLike  # the name that torch has for it
 
 
 def _expand_group(group: GroupLike, tag: str = "") -> tuple[str, list[int], int]:

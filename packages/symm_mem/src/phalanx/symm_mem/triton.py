@@ -1,4 +1,4 @@
-"""phalanx/device.h for kernels in Triton: functions of the same names that a `@triton.jit` kernel may call.
+"""phalanx/device.h for kernels in Triton: functions of the same names that a `@triton.jit` kernel may call::
 
     from phalanx.symm_mem.triton import phx_team_at, phx_team_barrier, team_of
 
