@@ -1,5 +1,6 @@
 """Sphinx: `python -m sphinx -W docs OUTPUT`, in an environment where the packages are installed."""
 
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -12,7 +13,9 @@ version = ".".join(release.split(".")[:2])
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_ext"]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+extensions += ["environment"]
 html_theme = "furo"
 html_title = f"Phalanx {release}"
 html_show_copyright = False
