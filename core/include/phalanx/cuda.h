@@ -47,7 +47,7 @@ enum { PHX_ALGO_MULTIMEM = 3 };
  * rank that comes later gets PHX_ERR_MISMATCH, which names both calls, and the kernels of the others end; where the
  * counts of all_to_all_v differ, the rank that expected others is told so as after a timeout. A stream that is being
  * captured gets the kernel into its graph, which may be replayed as often as on the other ranks. The bits are those of
- * the host. PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep an all_reduce from sending what is small beside flags.
+ * the host. PHX_ALGO_ONE_SHOT and PHX_ALGO_TWO_SHOT keep a small all_reduce from being sent together with flags.
  *
  * Where each rank has a GPU of its own and NVLink switches connect them (phx_team.multicast is not NULL), broadcasts
  * store everything once, to all ranks, and so do all_gathers of 64 KiB and more whose `out` lies in symmetric memory of
