@@ -38,8 +38,8 @@ SOURCES = {
     "tools": "tools/src/",
 }
 GROUPS = {  # of Python modules, from the bottom; each may import those before it. A folder stands for all in it
-    "core: library": "_paths _callbacks _lib _handle _ucx errors log interrupts uncopied cache timeouts dtypes "
-    "torch_ops",
+    "core: library": "_paths _version _callbacks _log _lib environment _handle _ucx errors log interrupts uncopied "
+    "cache timeouts dtypes torch_ops",
     "core: objects": "memory store message work tuning random _call",
     "core: groups": "_group_calls _blocks coalesced symm group world __init__",
     "core: commands": "doctor _cli __main__",

@@ -15,7 +15,9 @@ version = ".".join(release.split(".")[:2])
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 extensions += ["c_reference", "cpp_reference", "python_reference", "ops_reference", "support_matrix"]  # in docs/_ext
 source_suffix = {".md": "markdown"}
-exclude_patterns = ["_build"]
+exclude_patterns = ["_build", "_ext"]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+extensions += ["environment"]
 html_theme = "furo"
 pygments_dark_style = "one-dark"  # that of the theme underlines every imported name
 html_title = f"Phalanx {release}"

@@ -186,7 +186,7 @@ TEST(calls_that_write_what_others_use_are_refused_and_hurt_nobody) {
       CHECK(work == nullptr);
     };
     const phx_call first = call_of(PHX_CALL_ALL_REDUCE, a.data(), b.data(), 32);
-    const char *words = "calls 0 and 1 overlap";
+    const char *words = "calls 0 and 1 use the same memory";
     refused(words, first, call_of(PHX_CALL_ALL_REDUCE, c.data(), b.data() + 31, 8));     // both write
     refused(words, first, call_of(PHX_CALL_ALL_REDUCE, b.data(), c.data(), 1));          // it reads what is written
     refused(words, first, call_of(PHX_CALL_BROADCAST, a.data() + 8, a.data() + 8, 8));   // it writes what is read
@@ -196,17 +196,18 @@ TEST(calls_that_write_what_others_use_are_refused_and_hurt_nobody) {
     refused("input and output overlap", first, call_of(PHX_CALL_ALL_REDUCE, c.data(), c.data() + 1, 8));
     refused("input and output overlap", first, call_of(PHX_CALL_ALL_TO_ALL, c.data(), c.data(), 8));
     refused("same buffer", first, call_of(PHX_CALL_BROADCAST, a.data() + 32, c.data(), 8));
-    refused("one of PHX_CALL_*", first, call_of(99, c.data(), c.data(), 1));
+    refused("expected a PHX_CALL_* constant", first, call_of(99, c.data(), c.data(), 1));
     refused("is NULL", first, call_of(PHX_CALL_ALL_REDUCE, nullptr, c.data(), 1));
     phx_call odd = call_of(PHX_CALL_BROADCAST, c.data(), c.data(), 1);
     odd.root_group_rank = 2;
-    refused("root is group rank 2", first, odd);
+    refused("root is 2", first, odd);
     odd.root_group_rank = 0;
     odd.flags = 1;
     refused("flags", first, odd);
     phx_call sizes[] = {first, call_of(PHX_CALL_ALL_REDUCE, c.data(), c.data(), 1)};
     sizes[1].struct_size -= 8;
-    CHECK_FAILS(PHX_ERR_ABI, "call 1 has another struct_size", phx_coalesced(member.group, sizes, 2, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_ABI, "call 1 has a different struct_size",
+                phx_coalesced(member.group, sizes, 2, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "calls is NULL", phx_coalesced(member.group, nullptr, 2, nullptr, nullptr));
 
     // Neighbours, and inputs that several read, are fine.

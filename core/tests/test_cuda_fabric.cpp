@@ -112,7 +112,7 @@ TEST(hosts_without_a_group_share_memory_of_gpus) {
     there.receive<char>();  // its owner has freed it: the memory lives on here
     CHECK(Gpu().read(block, kBytes) == pattern(2));
     CHECK_OK(phx_mem_free(world, block));
-    CHECK_FAILS(PHX_ERR_NOT_FOUND, "lies in no block", phx_mem_find(world, block, &info));
+    CHECK_FAILS(PHX_ERR_NOT_FOUND, "not in memory that phx_mem_alloc", phx_mem_find(world, block, &info));
     return 0;
   });
   const int first = end_of(owner), second = end_of(other);
@@ -216,10 +216,10 @@ TEST(wrong_handles_and_blocks_are_refused) {
     CHECK_FAILS(PHX_ERR_INVALID, "0 bytes instead of 96", phx_mem_import_fabric(world, &kGpu, nullptr, 96, &mapped));
     Ticket wrong = ticket;
     wrong[0] = 'x';
-    CHECK_FAILS(PHX_ERR_INVALID, "no handle that phx_mem_export_fabric made", import(wrong));
+    CHECK_FAILS(PHX_ERR_INVALID, "not a handle of phx_mem_export_fabric", import(wrong));
     wrong = ticket;
     wrong[8] = 9;
-    CHECK_FAILS(PHX_ERR_ABI, "layout version 9, and this library reads 1", import(wrong));
+    CHECK_FAILS(PHX_ERR_ABI, "layout version 9, but this library reads 1", import(wrong));
     wrong = ticket;
     std::memset(&wrong[24], 0, 8);
     CHECK_FAILS(PHX_ERR_INVALID, "does not say how large", import(wrong));
@@ -228,20 +228,21 @@ TEST(wrong_handles_and_blocks_are_refused) {
     std::memcpy(&wrong[24], &more, 8);  // the driver knows how much there is
     CHECK_FAILS(PHX_ERR_DEVICE, "cuMem", import(wrong));
     CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", import(ticket, 96, {PHX_DEVICE_CUDA, 99}));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "not by 'memfd'", import(ticket, 96, {PHX_DEVICE_CPU, 0}));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "not 'memfd'", import(ticket, 96, {PHX_DEVICE_CPU, 0}));
     CHECK_FAILS(PHX_ERR_INVALID, "device or out is NULL",
                 phx_mem_import_fabric(world, nullptr, ticket.data(), 96, &mapped));
     CHECK(mapped == nullptr);
 
     CHECK_FAILS(PHX_ERR_INVALID, "handle is NULL", phx_mem_export_fabric(world, block, nullptr));
-    CHECK_FAILS(PHX_ERR_NOT_FOUND, "no live block", phx_mem_export_fabric(world, &wrong, wrong.data()));
+    CHECK_FAILS(PHX_ERR_NOT_FOUND, "was not allocated by phx_mem_alloc",
+                phx_mem_export_fabric(world, &wrong, wrong.data()));
     CHECK_OK(phx_mem_alloc(world, nullptr, 64, &of_host));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "not in memory of a GPU", phx_mem_export_fabric(world, of_host, wrong.data()));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "memory is not on a GPU", phx_mem_export_fabric(world, of_host, wrong.data()));
     CHECK_OK(phx_mem_free(world, of_host));
 
     // What came by a handle is another's: it is neither exported nor offered.
     CHECK_OK(import(ticket));
-    CHECK_FAILS(PHX_ERR_INVALID, "another rank's", phx_mem_export_fabric(world, mapped, wrong.data()));
+    CHECK_FAILS(PHX_ERR_INVALID, "belongs to another rank", phx_mem_export_fabric(world, mapped, wrong.data()));
     phx_group *group = ranks::make_group(world);
     phx_symm *symm = nullptr;
     CHECK_FAILS(PHX_ERR_INVALID, "another rank's memory", phx_symm_rendezvous(group, mapped, 0, &symm));

@@ -487,23 +487,24 @@ TEST(wrong_requests_say_so_before_anything_is_sent) {
     options.device = {PHX_DEVICE_CUDA, 99};
     CHECK_FAILS(PHX_ERR_INVALID, "there is no CUDA device 99", put(me.in(), 0, options, nullptr));
     phx_work *work = nullptr;
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "set work to NULL", put(me.in(), 0, good, &work));
-    CHECK_FAILS(PHX_ERR_INVALID, "the buffer is no memory that the GPU can reach", put(host, 0, good, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "the peer is group rank 1 in a group of 1", put(me.in(), 1, good, nullptr));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "a receive names the rank it is from",
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "work must be NULL", put(me.in(), 0, good, &work));
+    CHECK_FAILS(PHX_ERR_INVALID, "buffer is not memory that the GPU", put(host, 0, good, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "peer is 1, which is not a group rank: the group has 1 ranks",
+                put(me.in(), 1, good, nullptr));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ANY_RANK is not allowed",
                 phx_recv(me.group(), me.out(), 4, PHX_DTYPE_F32, PHX_ANY_RANK, 0, &good, nullptr));
     options.device = {};
-    CHECK_FAILS(PHX_ERR_INVALID, "say so in phx_gpu_options.device", put(host, 0, options, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "set phx_gpu_options.device", put(host, 0, options, nullptr));
     options.device = {7, 0};
-    CHECK_FAILS(PHX_ERR_INVALID, "7 is no device type", put(me.in(), 0, options, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "unknown device type 7", put(me.in(), 0, options, nullptr));
     std::vector<phx_message> many(97, sends(me.in(), 1, 0));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "97 messages to and from 1 ranks at once", batch(me, many));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "97 messages with 1 ranks in one call", batch(me, many));
     many.resize(2);
     many[1].kind = 3;
-    CHECK_FAILS(PHX_ERR_INVALID, "message 1: kind is 3", batch(me, many));
+    CHECK_FAILS(PHX_ERR_INVALID, "message 1 has kind 3", batch(me, many));
     many[1] = many[0];
     many[1].struct_size -= 4;
-    CHECK_FAILS(PHX_ERR_ABI, "message 1 has another struct_size than the first", batch(me, many));
+    CHECK_FAILS(PHX_ERR_ABI, "message 1 has a different struct_size than message 0", batch(me, many));
     CHECK_FAILS(PHX_ERR_INVALID, "messages is NULL", phx_messages(me.group(), nullptr, 1, &good));
     // Nothing of these was sent.
     write(me.in(), content(0, 0, 0, 50));
@@ -511,7 +512,8 @@ TEST(wrong_requests_say_so_before_anything_is_sent) {
     CHECK(me.read(me.out(), 50) == content(0, 0, 0, 50));
     if (gpu::count() < 2) return;
     options.device = {PHX_DEVICE_CUDA, 1};
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "one GPU on each rank, which is 0 here, not 1", put(me.in(), 0, options, nullptr));
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "has used CUDA device 0 for this group, and now gives 1",
+                put(me.in(), 0, options, nullptr));
   });
 }
 

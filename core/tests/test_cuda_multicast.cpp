@@ -289,9 +289,9 @@ TEST(an_all_gather_is_stored_to_all_where_the_results_lie_in_one_place) {
       CHECK(part(there, 64 + static_cast<size_t>(k) * 48, 48) == part(in[k], 0, 48));
     }
     CHECK(part(there, 0, 64) == Bytes(64, 1) && part(there, 160, 40) == Bytes(40, 1));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "let out lie in some",
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "out must be in symmetric memory",
                 phx_symm_all_gather(me.symm(), 0, me.out(), 16, PHX_DTYPE_U8, &strict, nullptr));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "17 bytes at offset 0 of the block are not whole ones",
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "size 17 and offset 0 are not both multiples of 16",
                 phx_symm_all_gather(me.symm(), 0, me.shared(), 17, PHX_DTYPE_U8, &strict, nullptr));
     me.meet();
   });
@@ -307,13 +307,13 @@ TEST(what_switches_cannot_do_is_refused_alike_and_leaves_the_group_usable) {
     const std::vector<Pair> known = pairs();
     kernel_test::for_each_pair([&](int32_t dtype, int32_t op) {
       if (is_one_of(known, dtype, op)) return;
-      CHECK_FAILS(PHX_ERR_UNSUPPORTED, "switches do not do",
+      CHECK_FAILS(PHX_ERR_UNSUPPORTED, "NVLink switches cannot compute",
                   phx_symm_all_reduce(me.symm(), 0, me.block(), 4, dtype, op, &options, nullptr));
     });
     for (const Pair pair : {Pair{PHX_DTYPE_F32, PHX_OP_SUM}, Pair{PHX_DTYPE_BF16, PHX_OP_MIN}})
-      CHECK_FAILS(PHX_ERR_UNSUPPORTED, "their bits could differ",
+      CHECK_FAILS(PHX_ERR_UNSUPPORTED, "bits of their results could differ",
                   phx_symm_all_reduce(me.symm(), 0, me.out(), 4, pair.dtype, pair.op, &options, nullptr));
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM does not do this: it is for all_reduce,",
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM does not serve this call; it serves all_reduce,",
                 phx_symm_all_to_all(me.symm(), 0, me.out(), 4, PHX_DTYPE_F32, &options, nullptr));
     const size_t counts[3] = {1, 2, 3};
     CHECK_FAILS(PHX_ERR_UNSUPPORTED, "with one count for all",
@@ -321,7 +321,7 @@ TEST(what_switches_cannot_do_is_refused_alike_and_leaves_the_group_usable) {
     std::vector<float> host(8);
     gpu::Options on_host = options;
     on_host.stream = nullptr;
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM is for symmetric memory of GPUs",
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "PHX_ALGO_MULTIMEM needs symmetric memory on GPUs",
                 phx_all_reduce(me.group(), host.data(), host.data(), 8, PHX_DTYPE_F32, PHX_OP_SUM, &on_host, nullptr));
     reduce(me, rank, {PHX_DTYPE_F32, PHX_OP_SUM}, 100, 0, 3);
   });
@@ -362,7 +362,7 @@ TEST(a_group_on_ordinary_memory_of_gpus_may_ask_for_switches) {
     const Bytes gathered = me.read(me.shared(), 3 * size_t{21856});
     for (size_t k = 0; k < 3; ++k) CHECK(part(gathered, k * 21856, 21856) == part(large[k], 0, 21856));
     me.meet();
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "switches do not do product of bfloat16",
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "NVLink switches cannot compute product of bfloat16",
                 phx_all_reduce(me.group(), me.out(), me.out(), 8, PHX_DTYPE_BF16, PHX_OP_PROD, &options, nullptr));
     CHECK_OK(phx_all_reduce(me.group(), me.out(), me.out() + 8192, 3 * count, PHX_DTYPE_BF16, PHX_OP_SUM, &options,
                             nullptr));
@@ -394,7 +394,7 @@ TEST(results_in_different_places_are_a_mismatch_that_stores_nothing) {
 void expect_none(const Rank &me, int rank, const char *why) {
   CHECK(team_of(me.symm()).multicast == nullptr);
   const gpu::Options options = me.options(), usual = me.options(PHX_ALGO_AUTO);
-  CHECK_FAILS(PHX_ERR_UNSUPPORTED, "there is no multicast in group 'all': ",
+  CHECK_FAILS(PHX_ERR_UNSUPPORTED, "multicast is not available in group 'all': ",
               phx_symm_all_reduce(me.symm(), 0, me.block(), 4, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
   CHECK(std::strstr(phx_last_error(), why) != nullptr);
   const std::vector<Bytes> in = inputs(9, PHX_DTYPE_F32, me.size(), 500);

@@ -189,7 +189,7 @@ TEST(a_stopped_rank_is_left_out_and_told_when_it_comes) {
         float x = 1;
         if (rank == 1) {
           raise(SIGSTOP);  // until rank 0 has gone on without it
-          CHECK_FAILS(PHX_ERR_REVOKED, "went on without rank 1", phx_group_shrink(all, "rest", 0, &rest));
+          CHECK_FAILS(PHX_ERR_REVOKED, "rank 1 came too late", phx_group_shrink(all, "rest", 0, &rest));
           CHECK(rest == nullptr);
         } else {
           CHECK_FAILS(PHX_ERR_TIMEOUT, "stopped",

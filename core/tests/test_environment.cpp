@@ -1,5 +1,5 @@
-// What a process finds around it: signals, a container that refuses system calls, ranks of another build, of another
-// network namespace, of another host id.  C2
+// What a process finds around it: signals, environment variables, a container that refuses system calls, ranks that are
+// late, of another build, of another network namespace, of another host id.  C2
 #include <dirent.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -14,6 +14,7 @@
 #include <new>
 #include <set>
 
+#include "base/environment.h"
 #include "base/hash.h"
 #include "base/sanitizers.h"
 #include "base/wait.h"
@@ -150,6 +151,156 @@ TEST(an_exception_in_the_monitor_fails_the_groups_and_not_the_process) {
   monitor.watch(3, late);
   CHECK(late->told().status == PHX_ERR_NO_MEMORY);
   phx_world_release(seen);
+}
+
+// ---- environment variables
+
+TEST(environment_variables_are_listed_once_in_order_and_unknown_ones_get_a_suggestion) {
+  for (size_t i = 1; i < phx::kVariableCount; ++i) {
+    const phx::Variable &before = phx::kVariables[i - 1], &row = phx::kVariables[i];
+    const bool internal = std::strcmp(row.reader, phx::kInternal) == 0;
+    const bool internal_before = std::strcmp(before.reader, phx::kInternal) == 0;
+    CHECK(internal_before <= internal && (internal_before != internal || std::strcmp(before.name, row.name) < 0));
+  }
+  CHECK(in_child([] {
+          CHECK(phx::unknown_variables().empty());
+          setenv("PHALANX_TUNNING", "x", 1);
+          CHECK(phx::unknown_variables() == "PHALANX_TUNNING (did you mean PHALANX_TUNING?)");
+          unsetenv("PHALANX_TUNNING");
+          setenv("PHALANX_PORT_29500_TCP", "tcp://10.0.0.1:29500", 1);  // of Kubernetes
+          setenv("PHALANX_NOTHING_LIKE_IT", "x", 1);
+          CHECK(phx::unknown_variables() == "PHALANX_NOTHING_LIKE_IT");
+        }) == 0);
+}
+
+// What the log callback of a process got.
+struct Log {
+  std::string lines;
+  static void write(void *self, phx_log_level, const char *, int32_t, const char *line) {
+    static_cast<Log *>(self)->lines += std::string(line) + "\n";
+  }
+  bool has(const char *text) const {
+    if (lines.find(text) != std::string::npos) return true;
+    std::fprintf(stderr, "    not logged: %s\n    but: %s\n", text, lines.c_str());
+    return false;
+  }
+};
+
+TEST(the_first_world_warns_once_about_variables_that_are_wrong) {
+  CHECK(in_child([] {
+          char table[] = "/tmp/phalanx-test-XXXXXX";
+          const int fd = mkstemp(table);
+          const char rows[] = "host=1 ranks=2 chunk_bytes=131072\nhost=1 ranks=2 chunk_bytes=12z\n";
+          CHECK(write(fd, rows, sizeof rows - 1) == static_cast<ssize_t>(sizeof rows - 1));
+          close(fd);
+          setenv("PHALANX_TUNING", table, 1);
+          setenv("PHALANX_ISA", "sse9", 1);
+          setenv("PHALANX_DUMP", "/nowhere/dumps", 1);
+          setenv("PHALANX_WAIT_WARNING_S", "soon", 1);
+          setenv("PHALANX_DUMPS", "/tmp", 1);
+          Log log;
+          CHECK_OK(phx_set_log(&Log::write, &log, PHX_LOG_WARNING));
+          phx_world_release(ranks::make_world(0, 1, nullptr));
+          unlink(table);
+          CHECK(log.has("PHALANX_ISA is 'sse9'") && log.has("scalar. '"));
+          CHECK(log.has("is damaged: line 2: chunk_bytes is '12z'; expected 4096 to 1073741824"));
+          CHECK(log.has("PHALANX_DUMP is '/nowhere/dumps', which does not exist"));
+          CHECK(log.has("PHALANX_WAIT_WARNING_S is 'soon'"));
+          CHECK(log.has("PHALANX_DUMPS (did you mean PHALANX_DUMP?)"));
+          log.lines.clear();
+          phx_world_release(ranks::make_world(0, 1, nullptr));
+          CHECK(log.lines.empty());
+        }) == 0);
+}
+
+TEST(no_line_is_logged_where_the_variables_are_right) {
+  CHECK(in_child([] {
+          setenv("PHALANX_ISA", "scalar", 1);
+          setenv("PHALANX_DUMP", "/tmp", 1);
+          setenv("PHALANX_TUNING", "/nowhere/table", 1);  // `phalanx tune` is to write it
+          Log log;
+          CHECK_OK(phx_set_log(&Log::write, &log, PHX_LOG_WARNING));
+          phx_world_release(ranks::make_world(0, 1, nullptr));
+          CHECK(log.lines.empty());
+        }) == 0);
+}
+
+// ---- ranks that are late
+
+TEST(a_long_wait_names_the_ranks_and_the_call) {
+  // Ranks 0 and 1 make each call and wait for rank 2, which makes it when both have logged a line about it.
+  struct Waiting : Log {
+    Pipe told;
+    std::string expected;
+    static void write(void *self, phx_log_level level, const char *file, int32_t line, const char *text) {
+      auto &log = *static_cast<Waiting *>(self);
+      Log::write(self, level, file, line, text);
+      if (!log.expected.empty() && std::strstr(text, log.expected.c_str()) != nullptr) {
+        log.expected.clear();
+        log.told.send(1);
+      }
+    }
+  } log;
+  ranks::all_zero(ranks::as_processes(
+      3,
+      [&](int self, phx_world *world) {
+        const auto late = [&](const char *call, const std::function<void()> &body) {
+          if (self == 2) {
+            for (int i = 0; i < 2; ++i) CHECK(log.told.receive<int>() == 1);
+          } else {
+            log.expected = "rank " + std::to_string(self) + ": still waiting for rank 2 on group 'all': " + call + " (";
+          }
+          body();
+          CHECK(log.expected.empty());
+        };
+        phx_group *group = nullptr;
+        phx_symm *symm = nullptr;
+        void *memory = nullptr;
+        float in = 1, out = 0;
+        CHECK_OK(phx_mem_alloc(world, nullptr, 4096, &memory));
+        late("group_create", [&] { group = ranks::make_group(world); });
+        late("all_reduce #1",
+             [&] { CHECK_OK(phx_all_reduce(group, &in, &out, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr)); });
+        late("barrier #2", [&] { CHECK_OK(phx_barrier(group, nullptr, nullptr)); });
+        late("symm_rendezvous", [&] { CHECK_OK(phx_symm_rendezvous(group, memory, 0, &symm)); });
+        late("symm_barrier", [&] { CHECK_OK(phx_symm_barrier(symm, 0, 0)); });
+        late("symm_wait_signal", [&] {
+          if (self != 2) CHECK_OK(phx_symm_wait_signal(symm, 2, 0, 0));
+          for (int i = 0; i < 2 && self == 2; ++i) CHECK_OK(phx_symm_put_signal(symm, i, 0));
+        });
+        late("recv", [&] {
+          if (self != 2) CHECK_OK(phx_recv(group, &in, 1, PHX_DTYPE_F32, 2, 0, nullptr, nullptr));
+          for (int i = 0; i < 2 && self == 2; ++i)
+            CHECK_OK(phx_send(group, &in, 1, PHX_DTYPE_F32, i, 0, nullptr, nullptr));
+        });
+        late("group_agree", [&] {
+          uint64_t bits = 1;
+          CHECK_OK(phx_group_agree(group, &bits, nullptr, 0));
+        });
+        phx_symm_release(symm);
+        phx_group_release(group);
+      },
+      {.prepare = [&](phx_world *) {
+        setenv("PHALANX_WAIT_WARNING_S", "0.05", 1);
+        CHECK_OK(phx_set_log(&Waiting::write, static_cast<Log *>(&log), PHX_LOG_WARNING));
+      }}));
+}
+
+TEST(no_wait_is_reported_where_the_variable_is_zero) {
+  CHECK(in_child([] {
+          setenv("PHALANX_WAIT_WARNING_S", "0", 1);
+          Log log;
+          CHECK_OK(phx_set_log(&Log::write, &log, PHX_LOG_WARNING));
+          phx_store *store = nullptr;
+          CHECK_OK(phx_store_memory(&store));
+          phx_world *world = ranks::make_world(0, 2, store);
+          const int32_t both[2] = {0, 1};
+          phx_group *group = nullptr;
+          CHECK(phx_group_create(world, "lonely", both, 2, 100, &group) == PHX_ERR_TIMEOUT);
+          CHECK(log.lines.empty());
+          phx_world_release(world);
+          phx_store_release(store);
+        }) == 0);
 }
 
 // ---- system calls that a container refuses

@@ -60,15 +60,15 @@ TEST(a_part_must_be_whole_pages_inside_the_block) {
   ranks::as_threads(2, [](int, phx_world *world) {
     Shared shared(world, 3 * kPage - 100);
     void *range = nullptr;
-    CHECK_FAILS(PHX_ERR_INVALID, "no whole pages", phx_symm_map_gathered(shared.symm, 0, 0, &range));
-    CHECK_FAILS(PHX_ERR_INVALID, "no whole pages", phx_symm_map_gathered(shared.symm, 8, kPage, &range));
-    CHECK_FAILS(PHX_ERR_INVALID, "no whole pages", phx_symm_map_gathered(shared.symm, 0, 100, &range));
-    CHECK_FAILS(PHX_ERR_INVALID, "outside of the block", phx_symm_map_gathered(shared.symm, 0, 4 * kPage, &range));
-    CHECK_FAILS(PHX_ERR_INVALID, "outside of the block",
+    CHECK_FAILS(PHX_ERR_INVALID, "multiples of the page size", phx_symm_map_gathered(shared.symm, 0, 0, &range));
+    CHECK_FAILS(PHX_ERR_INVALID, "multiples of the page size", phx_symm_map_gathered(shared.symm, 8, kPage, &range));
+    CHECK_FAILS(PHX_ERR_INVALID, "multiples of the page size", phx_symm_map_gathered(shared.symm, 0, 100, &range));
+    CHECK_FAILS(PHX_ERR_INVALID, "end beyond the allocation", phx_symm_map_gathered(shared.symm, 0, 4 * kPage, &range));
+    CHECK_FAILS(PHX_ERR_INVALID, "end beyond the allocation",
                 phx_symm_map_gathered(shared.symm, 2 * kPage, SIZE_MAX / kPage * kPage, &range));
     CHECK_FAILS(PHX_ERR_INVALID, "out is NULL", phx_symm_map_gathered(shared.symm, 0, kPage, nullptr));
     CHECK(range == nullptr);
-    CHECK_FAILS(PHX_ERR_NOT_FOUND, "no range of", phx_symm_unmap_gathered(shared.symm, shared.mine));
+    CHECK_FAILS(PHX_ERR_NOT_FOUND, "was not returned by", phx_symm_unmap_gathered(shared.symm, shared.mine));
     CHECK_OK(phx_symm_map_gathered(shared.symm, 0, 3 * kPage, &range));  // with the block's last page
     CHECK_OK(phx_barrier(shared.group, nullptr, nullptr));
     CHECK_OK(phx_mem_free(world, shared.mine));  // the range goes with the handle
@@ -86,7 +86,7 @@ TEST(a_part_that_is_mapped_gives_the_same_range_and_the_last_few_stay) {
     CHECK_OK(phx_symm_unmap_gathered(shared.symm, first));
     static_cast<volatile char *>(first)[2 * kPage - 1] = 1;  // still mapped: the second user has it
     CHECK_OK(phx_symm_unmap_gathered(shared.symm, first));
-    CHECK_FAILS(PHX_ERR_NOT_FOUND, "no range of", phx_symm_unmap_gathered(shared.symm, first));
+    CHECK_FAILS(PHX_ERR_NOT_FOUND, "was not returned by", phx_symm_unmap_gathered(shared.symm, first));
     for (size_t i = 0; i < 30; ++i) {  // many parts, none of which stays in use
       void *range = nullptr;
       CHECK_OK(phx_symm_map_gathered(shared.symm, i * kPage, kPage, &range));
@@ -134,7 +134,7 @@ TEST(memory_that_is_not_shared_cannot_be_gathered) {
     CHECK_OK(phx_allocator_register(world, PHX_DEVICE_CPU, &ops, nullptr));
     Shared shared(world, kPage);
     void *range = nullptr;
-    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "no memory that can be mapped twice",
+    CHECK_FAILS(PHX_ERR_UNSUPPORTED, "cannot map it a second time",
                 phx_symm_map_gathered(shared.symm, 0, kPage, &range));
     CHECK_OK(phx_mem_free(world, shared.mine));
   });

@@ -364,7 +364,7 @@ TEST(a_peer_that_ended_before_it_dialed_counts_as_dead) {
 TEST(a_peer_without_an_address_is_refused) {
   const Rank rank(0);
   LinkRef link;
-  CHECK_FAILS(PHX_ERR_UNSUPPORTED, "rank 5 (pid 4123, on host nodeb) accepts no connections of other hosts",
+  CHECK_FAILS(PHX_ERR_UNSUPPORTED, "rank 5 (pid 4123, on host nodeb) does not accept connections from other hosts",
               rank.connect(stranger_at({}), kLongMs, &link));
 }
 

@@ -23,17 +23,17 @@ TEST(wrong_arguments_of_messages_fail_before_anything_is_sent) {
     phx_work *work = nullptr;
     CHECK_FAILS(PHX_ERR_INVALID, "group is NULL", phx_send(nullptr, a, 8, PHX_DTYPE_F32, 0, 1, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "group is NULL", phx_recv(nullptr, a, 8, PHX_DTYPE_F32, 0, 1, nullptr, &work));
-    CHECK_FAILS(PHX_ERR_INVALID, "group rank 2 in a group of 2",
+    CHECK_FAILS(PHX_ERR_INVALID, "peer is 2, which is not a group rank: the group has 2 ranks",
                 phx_send(group, a, 8, PHX_DTYPE_F32, 2, 1, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "group rank -2 in a group of 2",
+    CHECK_FAILS(PHX_ERR_INVALID, "peer is -2, which is not a group rank",
                 phx_recv(group, a, 8, PHX_DTYPE_F32, -2, 1, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "is for receives",
+    CHECK_FAILS(PHX_ERR_INVALID, "is allowed for receives only",
                 phx_send(group, a, 8, PHX_DTYPE_F32, PHX_ANY_RANK, 1, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "the buffer is NULL",
+    CHECK_FAILS(PHX_ERR_INVALID, "buffer is NULL, but count",
                 phx_send(group, nullptr, 8, PHX_DTYPE_F32, 1 - rank, 1, nullptr, nullptr));
-    CHECK_FAILS(PHX_ERR_INVALID, "the buffer is NULL",
+    CHECK_FAILS(PHX_ERR_INVALID, "buffer is NULL, but count",
                 phx_recv(group, nullptr, 8, PHX_DTYPE_F32, 1 - rank, 1, nullptr, &work));
-    CHECK_FAILS(PHX_ERR_INVALID, "99 is no dtype", phx_send(group, a, 8, 99, 1 - rank, 1, nullptr, nullptr));
+    CHECK_FAILS(PHX_ERR_INVALID, "unknown dtype 99", phx_send(group, a, 8, 99, 1 - rank, 1, nullptr, nullptr));
     CHECK_FAILS(PHX_ERR_INVALID, "more than memory",
                 phx_recv(group, a, SIZE_MAX / 2, PHX_DTYPE_F32, 1 - rank, 1, nullptr, nullptr));
     phx_options options = within(-5);

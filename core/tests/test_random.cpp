@@ -254,8 +254,8 @@ TEST(wrong_arguments_are_named) {
   const auto call = [&](int32_t dtype, int32_t kind, double a, double b) {
     return phx_random_fill(out, dtype, kind, a, b, kKey, 0, 1, size, step, step);
   };
-  CHECK_FAILS(PHX_ERR_INVALID, "no kind 0", call(PHX_DTYPE_F32, 0, 0, 1));
-  CHECK_FAILS(PHX_ERR_INVALID, "no kind 8", call(PHX_DTYPE_F32, 8, 0, 1));
+  CHECK_FAILS(PHX_ERR_INVALID, "unknown kind 0", call(PHX_DTYPE_F32, 0, 0, 1));
+  CHECK_FAILS(PHX_ERR_INVALID, "unknown kind 8", call(PHX_DTYPE_F32, 8, 0, 1));
   CHECK_FAILS(PHX_ERR_UNSUPPORTED, "int32", call(PHX_DTYPE_I32, PHX_RANDOM_UNIFORM, 0, 1));
   CHECK_FAILS(PHX_ERR_UNSUPPORTED, "float8_e4m3fn", call(PHX_DTYPE_F8E4M3, PHX_RANDOM_NORMAL, 0, 1));
   CHECK_FAILS(PHX_ERR_UNSUPPORTED, "?", call(99, PHX_RANDOM_NORMAL, 0, 1));

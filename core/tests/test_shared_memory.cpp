@@ -43,16 +43,16 @@ TEST(memory_that_is_short_or_can_be_shortened_is_refused) {
   CHECK_OK(phx::verify_segment("test", memfd(size, kSeals).get(), size));
   CHECK_FAILS(PHX_ERR_PERMISSION, "announced", phx::verify_segment("test", memfd(size, kSeals).get(), size + 1));
   CHECK_FAILS(PHX_ERR_PERMISSION, "announced", phx::verify_segment("test", memfd(size, kSeals).get(), SIZE_MAX));
-  CHECK_FAILS(PHX_ERR_PERMISSION, "no memfd sealed", phx::verify_segment("test", memfd(size, 0).get(), size));
-  CHECK_FAILS(PHX_ERR_PERMISSION, "no memfd sealed",
+  CHECK_FAILS(PHX_ERR_PERMISSION, "not a memfd sealed", phx::verify_segment("test", memfd(size, 0).get(), size));
+  CHECK_FAILS(PHX_ERR_PERMISSION, "not a memfd sealed",
               phx::verify_segment("test", memfd(size, F_SEAL_GROW | F_SEAL_SEAL).get(), size));
 }
 
 TEST(what_is_no_memfd_is_refused) {
   const size_t size = phx::page_bytes();
   const Fd zero(open("/dev/zero", O_RDWR | O_CLOEXEC));
-  CHECK_FAILS(PHX_ERR_PERMISSION, "no memfd sealed", phx::verify_segment("test", zero.get(), size));
-  CHECK_FAILS(PHX_ERR_PERMISSION, "no memfd sealed", phx::verify_segment("test", -1, size));
+  CHECK_FAILS(PHX_ERR_PERMISSION, "not a memfd sealed", phx::verify_segment("test", zero.get(), size));
+  CHECK_FAILS(PHX_ERR_PERMISSION, "not a memfd sealed", phx::verify_segment("test", -1, size));
 }
 
 // Sealed and long enough, and yet its owner can take the page away: a hole gives it back to the pool, and whoever comes

@@ -69,7 +69,7 @@ TEST(what_is_no_regular_file_of_the_user_is_refused) {
   CHECK(symlink("/tmp/elsewhere", link.c_str()) == 0);
   CHECK_FAILS(PHX_ERR_SYSTEM, "symbolic link", phx_store_file(link.c_str(), &out));
   CHECK(mkfifo(pipe.c_str(), 0600) == 0);
-  CHECK_FAILS(PHX_ERR_INVALID, "no regular file", phx_store_file(pipe.c_str(), &out));
+  CHECK_FAILS(PHX_ERR_INVALID, "not a regular file", phx_store_file(pipe.c_str(), &out));
   CHECK_FAILS(PHX_ERR_SYSTEM, "could not open", phx_store_file(directory.file("no/such/file").c_str(), &out));
   CHECK_FAILS(PHX_ERR_INVALID, "the path is empty", phx_store_file("", &out));
   CHECK_FAILS(PHX_ERR_INVALID, "the path is empty", phx_store_file(nullptr, &out));
@@ -87,7 +87,7 @@ TEST(a_file_of_something_else_is_refused) {
   phx_store *out = nullptr;
   for (const char *bytes : {"x", "0123456789abcde", "a text that is longer than any header of ours\n"}) {
     write_file(directory.file("store"), bytes);
-    CHECK_FAILS(PHX_ERR_INVALID, "damaged, or no file of a store",
+    CHECK_FAILS(PHX_ERR_INVALID, "damaged, or is not the file of a store",
                 phx_store_file(directory.file("store").c_str(), &out));
     CHECK(read_file(directory.file("store")) == bytes);
   }

@@ -265,7 +265,7 @@ class FakeServer {
 TEST(what_answers_but_is_no_store_is_reported_as_such) {
   FakeServer fake("HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\nServer: something else altogether\r\n\r\n");
   phx_store *out = nullptr;
-  CHECK_FAILS(PHX_ERR_INVALID, "no store of this version",
+  CHECK_FAILS(PHX_ERR_INVALID, "not a store of this version",
               phx_store_tcp_connect("127.0.0.1", fake.port, kToken.data(), kToken.size(), kLongMs, &out));
 }
 

@@ -217,11 +217,11 @@ TEST(a_rank_that_refused_tells_why_though_it_is_the_first_to_see_the_difference)
       while (step != 2) usleep(100);
       CHECK_FAILS(PHX_ERR_MISMATCH, "refused its own call", phx_work_wait(work, kLongMs));
       CHECK(last_info().peer == 1 && std::strstr(phx_last_error(), "rank 0 called all_reduce") != nullptr);
-      CHECK(std::strstr(phx_last_error(), "a buffer is NULL") != nullptr);
+      CHECK(std::strstr(phx_last_error(), "in or out is NULL") != nullptr);
       phx_work_release(work);
     } else {
       while (step != 1) usleep(100);
-      CHECK_FAILS(PHX_ERR_INVALID, "a buffer is NULL",
+      CHECK_FAILS(PHX_ERR_INVALID, "in or out is NULL",
                   phx_all_reduce(group, nullptr, b.out, 8, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, nullptr));
       CHECK_FAILS(PHX_ERR_MISMATCH, "refused its own call", barrier_within(group, kLongMs));
       ++step;

@@ -18,9 +18,12 @@ uint64_t hash_of(std::string_view text) {  // FNV-1a
 }
 
 template <class Element>
-std::vector<Element> gather(const Call &call, const Element *mine, size_t count, int32_t dtype, size_t elements) {
+std::vector<Element> gather(const Call &call, const Element *mine, size_t count, int32_t dtype, size_t elements,
+                            bool of_graph = true) {
   std::vector<Element> all(count * static_cast<size_t>(call.group->size));
-  check_core(phx_all_gather(call.handle(), mine, all.data(), elements, dtype, nullptr, nullptr));
+  phx_options options = PHX_OPTIONS_INIT;
+  options.flags = of_graph ? PHX_OPTION_COMPARES_GRAPHS : 0;
+  check_core(phx_all_gather(call.handle(), mine, all.data(), elements, dtype, &options, nullptr));
   return all;
 }
 
@@ -78,7 +81,7 @@ std::string first_difference(std::vector<std::string_view> texts) {
       std::string_view part;
       const bool has_one = take_part(text, part);
       ended += has_one ? 0 : 1;
-      told.push_back(has_one ? quoted(part) : "no such collective");
+      told.push_back(has_one ? quoted(part) : "no collective");
     }
     if (ended == texts.size()) return "";
     if (std::adjacent_find(told.begin(), told.end(), std::not_equal_to<>()) != told.end())
@@ -100,7 +103,7 @@ std::string first_difference(std::vector<std::string_view> texts) {
   if (where.empty() && all_equal(texts))
     where = " They differ after the first " + std::to_string(kComparedBytes >> 10) + " KiB.";
   call.fail(PHX_ERR_MISMATCH,
-            "the ranks bring different plans, so they have compiled different graphs: " +
+            "the ranks compiled different graphs: " +
                 tell_apart(texts, [](std::string_view text) { return "plan " + quoted(name_of_plan(text)); }) + "." +
                 where + " Every rank must compile the same model for inputs of the same shapes.");
 }
@@ -113,10 +116,10 @@ std::string tell_bytes(const Header &header) {
 
 }  // namespace
 
-void agree_on_plan(const Call &call, std::string_view plan, uint64_t bytes, uint64_t bytes_before) {
+void agree_on_plan(const Call &call, std::string_view plan, uint64_t bytes, uint64_t bytes_before, bool of_graph) {
   if (call.group->size == 1) return;
   const Header mine{hash_of(plan), plan.size(), bytes, bytes_before};
-  const std::vector<Header> all = gather(call, &mine, 1, PHX_DTYPE_U64, sizeof mine / sizeof(uint64_t));
+  const std::vector<Header> all = gather(call, &mine, 1, PHX_DTYPE_U64, sizeof mine / sizeof(uint64_t), of_graph);
   for (const Header &each : all)
     if (each.hash != mine.hash || each.length != mine.length) plans_differ(call, plan, all);
   for (const Header &each : all)

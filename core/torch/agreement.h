@@ -15,6 +15,8 @@ inline std::string_view name_of_plan(std::string_view plan) { return plan.substr
 // Collective. Returns when all ranks ask for as many bytes of a plan with the same text and have as many of them by
 // now; otherwise it raises on every rank, naming the plans, the group ranks on either side, and the first collective
 // that differs.
-void agree_on_plan(const Call &call, std::string_view plan, uint64_t bytes, uint64_t bytes_before);
+// `of_graph`: whether the plan is that of a compiled graph, for the error of a rank that makes another call meanwhile.
+void agree_on_plan(const Call &call, std::string_view plan, uint64_t bytes, uint64_t bytes_before,
+                   bool of_graph = true);
 
 }  // namespace phxt

@@ -1,4 +1,4 @@
-// Routing, shared checks, and the road to torch.distributed.
+// Routing, shared checks, and the fallback to torch.distributed.
 #include "call.h"
 
 #include <strings.h>
@@ -65,8 +65,8 @@ Call route(const char *op, const TensorList &inputs, const String &group_name) {
   if (!all_served)
     call.group.reset();
   else if (other != first)
-    call.refuse("inputs lie on " + device_name(first) + " and on " + device_name(other) +
-                "; those of one call must lie on one device");
+    call.refuse("the inputs are on " + device_name(first) + " and on " + device_name(other) +
+                "; all inputs of one call must be on one device");
   else
     place(call, first);
   return call;
@@ -85,17 +85,18 @@ void call_fallback(const char *op, const std::string &group_name, StableIValue *
 
 uint64_t fallback_count() { return fallbacks.load(std::memory_order_relaxed); }
 
-int32_t parse_reduction(std::string_view text) {
+int32_t parse_reduction(const char *op, std::string_view text) {
   for (const Reduction &reduction : kReductions)
     if (std::string_view(reduction.name).size() == text.size() &&
         strncasecmp(reduction.name, text.data(), text.size()) == 0)
       return reduction.number;
-  raise(PHX_ERR_INVALID, "Invalid reduce operation " + std::string(text));
+  raise(PHX_ERR_INVALID, std::string(op) + ": unknown reduce op '" + std::string(text) +
+                             "'; expected sum, avg, product, min, max, band, bor or bxor");
 }
 
 void check_reduction(const Call &call, int32_t reduction, const ElementType &type) {
   if (__builtin_expect(reduction == PHX_OP_PREMUL_SUM, 0))
-    call.refuse("premul_sum needs a factor, which this op has no argument for: multiply the input by it and use sum");
+    call.refuse("premul_sum needs a factor, for which this op has no argument; multiply the input by it and use sum");
   if (__builtin_expect(type.reduce == Reducible::always, 1)) return;
   if (type.reduce == Reducible::sums && (reduction == PHX_OP_SUM || reduction == PHX_OP_AVG)) return;
   if (type.reduce == Reducible::sums)

@@ -1,4 +1,4 @@
-// One call of an op: which road it takes, the checks that all ops share, and how a collective is started.
+// One call of an op: who serves it, the checks that all ops share, and how a collective is started.
 #pragma once
 
 #include <utility>
@@ -56,9 +56,9 @@ void fallback(const Call &call, const String &group_name, StableIValue *stack, A
   call_fallback(call.op, name, stack);
 }
 
-// The number of a reduction. An unknown name is a ValueError on either road (`parse_reduction`); what the core cannot
-// do with this dtype is one on ours.
-int32_t parse_reduction(std::string_view name);
+// The number of a reduction. An unknown name is a ValueError whoever serves the call (`parse_reduction`); what the core
+// cannot do with a dtype is an error only where the core serves it.
+int32_t parse_reduction(const char *op, std::string_view name);
 void check_reduction(const Call &call, int32_t reduction, const ElementType &type);
 void check_group_size(const Call &call, int64_t group_size);
 

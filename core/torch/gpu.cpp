@@ -45,7 +45,9 @@ class Mark {
                          "a tensor was written on another stream before this stream's capture began, which cannot wait "
                          "for that: wait for the tensor before the capture");
       if (capture != 0)
-        return set_error(PHX_ERR_UNSUPPORTED, "a tensor is written in another capture than that of this stream");
+        return set_error(
+            PHX_ERR_UNSUPPORTED,
+            "a tensor is written in another capture than the one of this stream; use it in the capture that writes it");
     }
     const Result result = driver().stream_after(stream, event_, 0);
     return result == 0 ? PHX_OK

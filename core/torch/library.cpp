@@ -190,7 +190,7 @@ bool register_all() {
         (!define(ours, op, blocking(schema)) || !define(ordered, op, ordered_schema(schema))))
       return false;
     if (op.kind != Kind::collective && op.kind != Kind::factory) continue;
-    // The other road is implemented in Python, by torch's own collectives.
+    // The fallback is implemented in Python, by torch's own collectives.
     for (size_t text; (text = schema.find("str ")) != std::string::npos;)
       schema.replace(text, 4, "int ");  // see interned.h
     if (!define(through_c10d, op, schema)) return false;

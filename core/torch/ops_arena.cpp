@@ -104,7 +104,7 @@ void arena_view(StableIValue *stack, uint64_t, uint64_t) {
   const ArenaRef arena = arena_of("arena_view", tensor);
   const Call call{"arena_view", arena->group};
   if (gpu != arena->gpu)  // the compiler took the device of the view from this argument
-    call.refuse("gpu is " + std::to_string(gpu) + ", but the arena of plan '" + arena->plan + "' lies on " +
+    call.refuse("gpu is " + std::to_string(gpu) + ", but the arena of plan '" + arena->plan + "' is on " +
                 device_name(arena->gpu));
   stack[0] = make_view(call, *arena, place).release();
 }

@@ -134,7 +134,7 @@ std::vector<Tensor> reserved(size_t size) {
 void all_reduce_coalesced(StableIValue *stack, uint64_t, uint64_t) {
   TensorList inputs(stack[0]);
   String reduce_op(stack[1]), group_name(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("all_reduce_coalesced", reduce_op.view());
   const Call call = route("all_reduce_coalesced", inputs, group_name);
   if (!call) return fallback(call, group_name, stack, inputs, reduce_op, group_name);
   const std::vector<Operand> ins = read_all(call, inputs);
@@ -153,7 +153,7 @@ void all_reduce_coalesced(StableIValue *stack, uint64_t, uint64_t) {
 void all_reduce_coalesced_(StableIValue *stack, uint64_t, uint64_t) {
   TensorList inputs(stack[0]);
   String reduce_op(stack[1]), group_name(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("all_reduce_coalesced_", reduce_op.view());
   const Call call = route("all_reduce_coalesced_", inputs, group_name);
   if (!call) return fallback(call, group_name, stack, inputs, reduce_op, group_name);
   std::vector<Operand> selves;
@@ -192,7 +192,7 @@ void reduce_scatter_tensor_coalesced(StableIValue *stack, uint64_t, uint64_t) {
   TensorList inputs(stack[0]);
   String reduce_op(stack[1]), group_name(stack[3]);
   const auto group_size = static_cast<int64_t>(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("reduce_scatter_tensor_coalesced", reduce_op.view());
   const Call call = route("reduce_scatter_tensor_coalesced", inputs, group_name);
   if (!call) return fallback(call, group_name, stack, inputs, reduce_op, group_size, group_name);
   check_group_size(call, group_size);

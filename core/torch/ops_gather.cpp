@@ -45,9 +45,10 @@ void all_gather_v(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("all_gather_v", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, list, group_name);
   const Operand in = read_operand(input, call.gpu);
-  if (in.dims == 0) call.refuse("input has no dimension to join along; it must have at least one");
+  if (in.dims == 0)
+    call.refuse("the input has no dims, so it cannot be joined along one; give a tensor of at least one dim");
   const std::vector<int64_t> rows = check_sizes(call, list.values());
-  check_own(call, rows, in.sizes[0], "input dimension 0");
+  check_own(call, rows, in.sizes[0], "dim 0 of the input");
   Tensor result = empty(with_dim0(in, sum_of(rows)), in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, sum_of(rows) * in.numel_of_row());
   const std::vector<size_t> counts = in_elements(rows, in);

@@ -1,7 +1,7 @@
 // all_gather_mms: the products of all ranks' shards with several matrices.
 //
 // A product that is cut into one for each rank packs its second factor again for each, and on the CPU nothing moves
-// data beside the core that computes. There is therefore one product, without a copy of the shards: the shards of all
+// data while the core computes. There is therefore one product, without a copy of the shards: the shards of all
 // ranks are mapped one after another, and the product reads them in place. Shards that are not in symmetric memory are
 // copied into staging before; shards that are not made of whole pages, or on a GPU, are gathered.
 #include "products.h"

@@ -88,7 +88,7 @@ phx_status reduce_scatter(const Call &call, const void *in, void *out, size_t co
   return phx_reduce_scatter(call.handle(), in, out, count, like.type.code, reduction, call.options(), work);
 }
 
-// ---- what the op chooses, by the shapes, which are alike on all ranks -----------------------------------------------
+// ---- what the op chooses, by the shapes, which are the same on all ranks --------------------------------------------
 
 // Measured with benchmarks/pipelined_products.py, two ranks that keep step: each further product packs b once more, and
 // one of few rows is slow for itself.
@@ -108,14 +108,14 @@ void mm_reduce_scatter(StableIValue *stack, uint64_t, uint64_t) {
   const Tensor left(stack[0]), right(stack[1]);
   const String reduce_op(stack[2]), group_name(stack[4]);
   const auto group_size = static_cast<int64_t>(stack[3]), wished = static_cast<int64_t>(stack[5]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("mm_reduce_scatter", reduce_op.view());
   const Request request{route("mm_reduce_scatter", left, group_name), std::string(group_name.view())};
   const Call &call = request.call;
   const Matrix a = request.matrix("a", left), b = request.matrix("b", right);
   request.check_factors(a, b);
   request.check_size(group_size);
   if (a.rows % group_size != 0)
-    request.refuse(a.text() + ", but the number of its rows must be a multiple of group_size " +
+    request.refuse(a.text() + ", whose number of rows is not divisible by the group size " +
                    std::to_string(group_size));
   if (!call) {
     Tensor whole = product(left, right);

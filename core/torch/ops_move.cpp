@@ -64,7 +64,7 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
   const Call call = route("all_to_all_single", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, output_list, input_list, group_name);
   const Operand in = read_operand(input, call.gpu);
-  if (in.dims == 0) call.refuse("input has no dimension to split; it must have at least one");
+  if (in.dims == 0) call.refuse("the input has no dims, so it cannot be split; give a tensor of at least one dim");
   const bool even = output_list.empty() && input_list.empty();
   const std::vector<int64_t> input_rows = check_splits(call, "input_split_sizes", input_list.values(), in.sizes[0]);
   const std::vector<int64_t> output_rows = check_splits(call, "output_split_sizes", output_list.values(), in.sizes[0]);

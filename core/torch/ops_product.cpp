@@ -34,8 +34,8 @@ struct Factor {
 void check_device_and_dtype(const char *op, const Factor &out, const Factor &input) {
   const int32_t gpu = gpu_of(out.tensor), other = gpu_of(input.tensor);
   if (gpu != other)
-    refuse(op, "all operands must lie on one device, but out is on " + device_name(gpu) + " and " + input.name +
-                   " on " + device_name(other));
+    refuse(op, "all operands must be on one device, but out is on " + device_name(gpu) + " and " + input.name + " on " +
+                   device_name(other));
   if (input.dtype != out.dtype)
     refuse(op, std::string("all operands must have one dtype, but out is ") + element_type(out.dtype).name + " and " +
                    input.name + " " + element_type(input.dtype).name);

@@ -17,7 +17,7 @@ phx_status reduce_scatter(const Call &call, const Operand &in, const Operand &ou
 void all_reduce(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
   String reduce_op(stack[1]), group_name(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("all_reduce", reduce_op.view());
   const Call call = route("all_reduce", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
   const Operand in = read_operand(input, call.gpu);
@@ -33,7 +33,7 @@ void all_reduce(StableIValue *stack, uint64_t, uint64_t) {
 void all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
   String reduce_op(stack[1]), group_name(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("all_reduce_", reduce_op.view());
   const Call call = route("all_reduce_", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_name);
   const Operand self = write_operand(input, call.gpu);
@@ -48,7 +48,7 @@ void reduce_scatter_tensor(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
   String reduce_op(stack[1]), group_name(stack[3]);
   const auto group_size = static_cast<int64_t>(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("reduce_scatter_tensor", reduce_op.view());
   const Call call = route("reduce_scatter_tensor", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_size, group_name);
   check_group_size(call, group_size);
@@ -65,7 +65,7 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]), target(stack[4]);
   String reduce_op(stack[1]), group_name(stack[3]);
   const auto group_size = static_cast<int64_t>(stack[2]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("reduce_scatter_tensor", reduce_op.view());
   const Call call = route("reduce_scatter_tensor_out", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, group_size, group_name, target);
   check_group_size(call, group_size);
@@ -82,12 +82,12 @@ void reduce_scatter_v(StableIValue *stack, uint64_t, uint64_t) {
   String reduce_op(stack[1]), group_name(stack[4]);
   IntList list(stack[2]);
   const auto own = static_cast<int64_t>(stack[3]);
-  const int32_t reduction = parse_reduction(reduce_op.view());
+  const int32_t reduction = parse_reduction("reduce_scatter_v", reduce_op.view());
   const Call call = route("reduce_scatter_v", input, group_name);
   if (!call) return fallback(call, group_name, stack, input, reduce_op, list, own, group_name);
   const Operand in = read_operand(input, call.gpu);
   check_reduction(call, reduction, in.type);
-  if (in.dims == 0) call.refuse("input has no dimension to scatter along; it must have at least one");
+  if (in.dims == 0) call.refuse("the input has no dims, so it cannot be split; give a tensor of at least one dim");
   const std::vector<int64_t> rows = check_sizes(call, list.values());
   check_sum(call, "sizes", rows, in.sizes[0]);
   check_own(call, rows, own, "own");
@@ -110,7 +110,7 @@ int32_t phxt_all_reduce(const void *in, void *out, int64_t numel, int32_t torch_
   const phx_status status = quietly([&] {
     const Call call{"all_reduce", find_group({group_name, group_name_size})};
     if (!call || !serves(*call.group, kHost) || pending_count() != 0) return;
-    const int32_t reduction = parse_reduction({reduce_op, reduce_op_size});
+    const int32_t reduction = parse_reduction("all_reduce", {reduce_op, reduce_op_size});
     const ElementType type = element_type(torch_dtype);
     check_reduction(call, reduction, type);
     const size_t count = static_cast<size_t>(numel) * type.lanes;

@@ -91,7 +91,7 @@ PHX_API phx_status phxt_group_add(uint64_t context, const char *name, phx_group 
 PHX_API phx_status phxt_group_remove(uint64_t context, const char *name);
 /* Whether ops on tensors of a device (PHX_DEVICE_*) come to this group, or go to torch.distributed, as in a torch group
  * "cpu:gloo,cuda:phalanx". A group that was added serves the CPU alone. For PHX_DEVICE_CUDA the core must be able to
- * serve the ranks' GPUs, and every rank must say the same. PHX_ERR_NOT_FOUND when there is no such group;
+ * serve the ranks' GPUs, and every rank must say the same. PHX_ERR_NOT_FOUND when the group is unknown;
  * PHX_ERR_UNSUPPORTED when this torch does not tell its current stream. */
 PHX_API phx_status phxt_group_serve(uint64_t context, const char *name, int32_t device_type, int32_t serves);
 PHX_API int32_t phxt_group_has(uint64_t context, const char *name); /* 1 or 0 */
@@ -131,9 +131,9 @@ PHX_API void phxt_set_around(phxt_around around, void (*end)(void *span));
 PHX_API phx_group *phxt_group_find(const char *name);
 
 /* What torch.ops.phalanx.blocking_all_reduce does with a contiguous CPU tensor of `numel` elements, without tensors and
- * without torch: `out` is `in`, or as much memory beside it. torch_dtype: torch's number. 1 when it is done; 0 where
- * the op must be called instead: it is no group of ours, or something is pending; or the status of what the op would
- * raise. */
+ * without torch: `out` is `in`, or as much other memory. torch_dtype: torch's number. 1 when it is done; 0 where
+ * the op must be called instead: the core does not serve the group, or something is pending; or the status of what the
+ * op would raise. */
 PHX_API int32_t phxt_all_reduce(const void *in, void *out, int64_t numel, int32_t torch_dtype, const char *reduce_op,
                                 size_t reduce_op_size, const char *group_name, size_t group_name_size);
 

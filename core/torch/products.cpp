@@ -19,7 +19,7 @@ Matrix Request::matrix(const char *name, const Tensor &tensor) const {
   int64_t dims = 0, *sizes = nullptr, *strides = nullptr;
   const void *data = nullptr;
   check_torch(aoti_torch_get_dim(tensor.get(), &dims), "read a tensor's dim");
-  if (dims != 2) refuse(std::string(name) + " has " + std::to_string(dims) + " dims, but must be a matrix");
+  if (dims != 2) refuse(std::string(name) + " has " + std::to_string(dims) + " dims; give a matrix of 2 dims");
   if (call && gpu_of(tensor) != call.gpu)
     refuse(std::string(name) + " is on " + device_name(gpu_of(tensor)) + ", but must be on " + device_name(call.gpu) +
            ", as the other operands are");

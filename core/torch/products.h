@@ -22,7 +22,7 @@ struct Matrix {
   std::string text() const { return std::string(name) + " is " + shape() + " of " + type.name; }
 };
 
-// A call and its checks, on either road: nothing was sent when they raise.
+// A call and its checks, whoever serves it: nothing was sent when they raise.
 struct Request {
   Call call;
   std::string group_name;
@@ -32,7 +32,7 @@ struct Request {
     raise(PHX_ERR_INVALID, std::string(call.op) + " on group '" + group_name + "': " + text);
   }
 
-  // On our road: complete, where work of ours was still to write it.
+  // Where the core serves the call: complete, also if a pending operation was still to write it.
   Matrix matrix(const char *name, const Tensor &tensor) const;
   void check_factors(const Matrix &a, const Matrix &b) const;
   void check_size(int64_t group_size) const;

@@ -1,4 +1,4 @@
-// How tensors are dealt to ranks: by rows, the indices of dim 0.
+// How tensors are split among ranks: by rows, the indices of dim 0.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +15,10 @@ inline int64_t rows_of(const Operand &in) { return in.dims == 0 ? 1 : in.sizes[0
 
 // The rows that each rank gets.
 inline int64_t rows_per_rank(const Call &call, const Operand &input) {
-  if (input.dims == 0) call.refuse("input has no dimension to scatter along; it must have at least one");
+  if (input.dims == 0) call.refuse("the input has no dims, so it cannot be split; give a tensor of at least one dim");
   if (input.sizes[0] % call.group->size != 0)
-    call.refuse("input dimension 0 has size " + std::to_string(input.sizes[0]) +
-                ", which must be a multiple of group_size " + std::to_string(call.group->size));
+    call.refuse("dim 0 has size " + std::to_string(input.sizes[0]) + ", which is not divisible by the group size " +
+                std::to_string(call.group->size) + "; pad it, split another dim, or use reduce_scatter_v");
   return input.sizes[0] / call.group->size;
 }
 
@@ -49,8 +49,8 @@ inline std::vector<int64_t> check_splits(const Call &call, const char *name, std
   const auto ranks = static_cast<size_t>(call.group->size);
   if (splits.empty()) {
     if (rows % call.group->size != 0)
-      call.refuse("dimension 0 has size " + std::to_string(rows) + ", which must be a multiple of the group size " +
-                  std::to_string(ranks) + " when " + name + " is empty");
+      call.refuse("dim 0 has size " + std::to_string(rows) + ", which is not divisible by the group size " +
+                  std::to_string(ranks) + "; give " + name);
     return std::vector<int64_t>(ranks, rows / call.group->size);
   }
   return check_sizes(call, std::move(splits), name);
@@ -59,7 +59,7 @@ inline std::vector<int64_t> check_splits(const Call &call, const char *name, std
 // Refuses splits of a tensor that do not add up to its rows.
 inline void check_sum(const Call &call, const char *name, const std::vector<int64_t> &splits, int64_t rows) {
   if (const int64_t sum = sum_of(splits); sum != rows)
-    call.refuse(std::string(name) + " add up to " + std::to_string(sum) + ", but input dimension 0 has size " +
+    call.refuse(std::string(name) + " add up to " + std::to_string(sum) + ", but dim 0 of the input has size " +
                 std::to_string(rows));
 }
 

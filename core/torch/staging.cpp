@@ -28,7 +28,7 @@ size_t page_bytes() {
 Staging::Turn Staging::next(const Call &call, size_t bytes) {
   if (bytes > half_) {
     const size_t half = half_for(bytes);
-    agree_on_plan(call, "the staging of fused products", half, half_);
+    agree_on_plan(call, "the staging of fused products", half, half_, false);
     phx_symm *made = nullptr;
     check_core(phx_symm_alloc(call.handle(), nullptr, 2 * half, 0, &made));
     phx_symm_release(symm_);  // who still reads there has it mapped

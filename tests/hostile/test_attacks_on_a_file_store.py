@@ -48,7 +48,7 @@ def test_a_hard_link_to_another_file_leaves_it_as_it_was(tmp_path):
     os.link(target, tmp_path / "store")
     error, text = opened(tmp_path / "store")
     assert error == "InvalidArgumentError"
-    assert "no file of a store" in text
+    assert "not the file of a store" in text
     assert target.read_bytes() == b"a file of the same user, which was never meant to be a store"
 
 

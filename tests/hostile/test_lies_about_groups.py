@@ -97,7 +97,7 @@ def lie_with_parcel(liar, kind):
 
 @pytest.mark.parametrize("kind", ["empty", "short", "long", "no descriptor", "two descriptors"])
 def test_a_parcel_of_another_form_is_malformed(kind):
-    expect("AbiError", "rank 1 sent a malformed parcel", lie_with_parcel, kind)
+    expect("AbiError", "rank 1 sent malformed data", lie_with_parcel, kind)
 
 
 @pytest.mark.parametrize("kind", ["five descriptors", "oversize"])
@@ -187,7 +187,7 @@ def lie_with_memory(liar, kind):
     liar.confirm()
 
 
-UNSEALED = "a peer sent a file that is no memfd sealed against shrinking"
+UNSEALED = "a peer sent a file that is not a memfd sealed against shrinking"
 MEMORIES = {
     "memfd, too small": ("AccessDeniedError", "and sent memory of"),
     "memfd, empty": ("AccessDeniedError", "and sent memory of 0"),
@@ -237,7 +237,7 @@ def libc_fallocate(fd, size):
 
 def test_memory_that_was_offered_can_be_emptied_but_not_taken_away():
     for error, _, text in attack(shrink_after_offering):
-        assert error == "AbiError" and "sent a malformed parcel" in text
+        assert error == "AbiError" and "sent malformed data" in text
 
 
 # ---- the confirmation

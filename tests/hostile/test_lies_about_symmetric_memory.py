@@ -112,7 +112,7 @@ def lie_in_form(liar, kind):
 
 @pytest.mark.parametrize("kind", ["empty", "short", "long", "no descriptor", "three descriptors"])
 def test_a_parcel_of_another_form_is_malformed(kind):
-    expect("AbiError", "rank 1 sent a malformed parcel", lie_in_form, kind)
+    expect("AbiError", "rank 1 sent malformed data", lie_in_form, kind)
 
 
 def lie_about_pad(liar, changes):

@@ -76,7 +76,7 @@ BROKEN = "the memory shared with rank 1 (pid "
         "nothing of a message",
         "another offset",
         "a huge offset",
-        "no dtype",
+        "unknown dtype",
         "a negative dtype",
         "a huge count",
         "a count that overflows",

@@ -52,7 +52,7 @@ typedef struct phx_carrier_ops {
   int32_t (*unsent)(void *endpoint);
   /* *fd: becomes readable when there is something for `progress` to do. Returns 1 if it is worth waiting for that, 0 if
    * there is something to do already. While the core waits it calls this at least once a second, because a carrier may
-   * look here for hosts that are gone. NULL: there is no such descriptor, and the core looks now and then. */
+   * look here for hosts that are gone. NULL: the carrier has no descriptor, and the core looks now and then. */
   int32_t (*arm)(void *endpoint, int32_t *fd);
   /* Ends the connection. `flush`: what was sent still goes, for a second at most; receives must be cancelled before.
    * The peer may learn of the end only when this endpoint is closed. */

@@ -48,8 +48,8 @@
  *   - "Collective" means: every rank of the group must make the same call, in the same order. "Local" means: no other
  *     rank takes part. A function is local where its comment and the section say neither.
  *   - A collective call with a wrong argument returns its error at once, waits for nobody, and counts as a call. Ranks
- *     that refuse alike go on. Where one rank refuses and another one does not, the call of the other fails at once
- *     with PHX_ERR_MISMATCH and the text of the one that refused, and the group is revoked. Exceptions, which only the
+ *     that all refuse the call go on. Where one rank refuses and another one does not, the call of the other fails at
+ * once with PHX_ERR_MISMATCH and the text of the one that refused, and the group is revoked. Exceptions, which only the
  *     calling rank hears of: calls that cannot know their group (a handle is NULL, a list of ranks is wrong), messages,
  *     signals and barriers of symmetric memory, and calls on memory of GPUs.
  *
@@ -210,7 +210,7 @@ enum {
 typedef int32_t phx_device_type;
 enum { PHX_DEVICE_CPU = 1, PHX_DEVICE_CUDA = 2 };
 
-/* How a collective runs. AUTO: the library chooses, alike on all ranks. phalanx/tuning.h has the others. */
+/* How a collective runs. AUTO: the library chooses, the same on all ranks. phalanx/tuning.h has the others. */
 typedef int32_t phx_algo;
 enum { PHX_ALGO_AUTO = 0 };
 
@@ -263,9 +263,9 @@ PHX_API const char *phx_last_error(void);
 /* All that is known of it. status is PHX_OK before the first error. */
 PHX_API phx_status phx_last_error_info(phx_error_info *out);
 
-/* Local, of the process. `fn` gets every line of at least min_level, from any thread, also while calls are in progress;
- * it must not call back into phalanx. NULL turns logging off, as it is at first. Once the call has returned, the
- * function that was set before is not called any more. */
+/* Local, of the process. `fn` gets every line of at least min_level, from any thread, also from several at once and
+ * while calls are in progress; it must not call back into phalanx. NULL turns logging off, as it is at first. Once the
+ * call has returned, the function that was set before is not called any more. */
 typedef void (*phx_log_fn)(void *user, phx_log_level level, const char *file, int32_t line, const char *message);
 PHX_API phx_status phx_set_log(phx_log_fn fn, void *user, phx_log_level min_level);
 
@@ -327,7 +327,7 @@ PHX_API phx_status phx_store_get(phx_store *store, const char *key, void *value,
 PHX_API phx_status phx_store_wait(phx_store *store, const char *const *keys, size_t count, int64_t timeout_ms);
 /* Adds to a decimal counter that starts at 0; *result is the new value. */
 PHX_API phx_status phx_store_add(phx_store *store, const char *key, int64_t delta, int64_t *result);
-/* PHX_ERR_NOT_FOUND when there is no such key. */
+/* PHX_ERR_NOT_FOUND when the store does not have the key. */
 PHX_API phx_status phx_store_remove(phx_store *store, const char *key);
 PHX_API phx_store *phx_store_retain(phx_store *store); /* one more release is needed; returns store */
 PHX_API void phx_store_release(phx_store *store);      /* NULL is allowed, here and in every release */
@@ -786,7 +786,7 @@ PHX_API phx_status phx_work_wait_any(phx_work *const *works, size_t count, int64
 PHX_API phx_status phx_work_expire(phx_work *work, int64_t timeout_ms);
 /* Why it has failed; PHX_ERR_NOT_FOUND when it has not. */
 PHX_API phx_status phx_work_get_error(phx_work *work, phx_error_info *out);
-/* The group rank from which a completed receive came; PHX_ERR_NOT_FOUND when it is no such thing. */
+/* The group rank from which a completed receive came; PHX_ERR_NOT_FOUND for other work. */
 PHX_API phx_status phx_work_get_source(phx_work *work, int32_t *group_rank);
 PHX_API phx_work *phx_work_retain(phx_work *work); /* one more release is needed; returns work */
 PHX_API void phx_work_release(phx_work *work); /* the operation still completes: later calls on the group see to it */

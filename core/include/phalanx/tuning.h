@@ -1,5 +1,5 @@
-/* phalanx/tuning.h: EXPERIMENTAL, no part of ABI version 1; it may change in every version.
- * Algorithms, and where one takes over from another.
+/* phalanx/tuning.h: EXPERIMENTAL, not part of ABI version 1; it may change in every version.
+ * Algorithms, where one takes over from another, and environment variables.
  *
  * Parameters, where a comment does not say more:
  *
@@ -20,6 +20,10 @@ extern "C" {
  * sums a part and passes it on. On symmetric memory both also keep inputs from being copied, and say for reduce, and
  * for an all_reduce that is not in place, which of the two it is; phalanx/cuda.h says what they mean on GPUs. */
 enum { PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2 };
+
+/* For phx_options.flags of an all_gather by which the ranks compare graphs that they have newly compiled. The error of
+ * a rank that makes another call meanwhile says so. */
+enum { PHX_OPTION_COMPARES_GRAPHS = 1 };
 
 /* What a group has done, and the limits that it has. */
 typedef struct phx_group_stats {
@@ -61,7 +65,7 @@ PHX_API const char *phx_tuning_host(void); /* static: what rows for this host ha
 typedef struct phx_gpu_tuning {
   uint32_t struct_size;
   uint32_t flags;           /* 0 */
-  uint64_t line_bytes;      /* all_reduce: the largest input that is sent beside flags; no more than the pads have room
+  uint64_t line_bytes;      /* all_reduce: the largest input that is sent with flags; no more than the pads have room
                              * for, which is 32 KiB */
   uint64_t two_shot_bytes;  /* all_reduce of ordinary memory: from this input on each rank reduces a part */
   uint64_t multicast_bytes; /* all_gather into symmetric memory: results from this size on go by NVLink switches, where
@@ -77,6 +81,10 @@ PHX_API phx_status phx_group_set_gpu_tuning(phx_group *group, const phx_gpu_tuni
 /* Not collective. Writes them to the row of the table that is for this rank's GPU and such groups; after the first
  * rendezvous of memory of GPUs. path: as above. */
 PHX_API phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path);
+
+/* Static: the environment variables that the library and the Python packages read. A line for each: its name, which
+ * distribution reads it ("internal": only tests do), values, default and meaning, separated by tabs. */
+PHX_API const char *phx_environment(void);
 
 /* cdef: end */
 

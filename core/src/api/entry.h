@@ -63,7 +63,7 @@ template <class Handle, class Body>
 phx_status with_live_handle(const char *operation, Handle *handle, Body &&body) noexcept {
   return with_handle(operation, handle, [&](auto &object) -> phx_status {
     if (world_of(*handle).finalized())
-      return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized", operation);
+      return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized; make a new one", operation);
     return body(object);
   });
 }
@@ -84,5 +84,8 @@ inline phx_status check_default_timeout(const char *operation, int64_t timeout_m
   return fail(PHX_ERR_INVALID, operation, "%s: timeout_ms is %lld; it must be positive, or 0 for the default",
               operation, static_cast<long long>(timeout_ms));
 }
+
+// Logs what is wrong with the environment variables of this process: once, and when a log callback is set.
+void warn_about_environment();
 
 }  // namespace phx

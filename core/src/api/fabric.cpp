@@ -45,10 +45,14 @@ phx_status read_ticket(const char *operation, const void *bytes, size_t size, Ti
                 bytes == nullptr ? size_t{0} : size, sizeof *out);
   std::memcpy(out, bytes, sizeof *out);
   if (std::memcmp(out->magic, kMagic, sizeof kMagic) != 0)
-    return fail(PHX_ERR_INVALID, operation, "%s: these bytes are no handle that phx_mem_export_fabric made", operation);
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: these bytes are not a handle of phx_mem_export_fabric; pass the bytes that it gave, unchanged",
+                operation);
   if (out->version != kVersion)
-    return fail(PHX_ERR_ABI, operation, "%s: the handle has layout version %u, and this library reads %u", operation,
-                out->version, kVersion);
+    return fail(
+        PHX_ERR_ABI, operation,
+        "%s: the handle has layout version %u, but this library reads %u; use one build of phalanx-core on both sides",
+        operation, out->version, kVersion);
   if (out->span == 0 || out->span < out->size || out->span > static_cast<uint64_t>(INT64_MAX))
     return fail(PHX_ERR_INVALID, operation, "%s: the handle does not say how large its memory is", operation);
   return PHX_OK;
@@ -64,14 +68,17 @@ phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *ha
     if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: handle is NULL", operation);
     const phx::BlockRef block = w.blocks().find(pointer);
     if (!block || !block->live())
-      return fail(PHX_ERR_NOT_FOUND, operation, "%s: %p lies in no live block of this world", operation, pointer);
+      return fail(PHX_ERR_NOT_FOUND, operation,
+                  "%s: %p was not allocated by phx_mem_alloc in this world, or was already freed", operation, pointer);
     phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*block->allocator);
     if (gpus == nullptr)
-      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the block is not in memory of a GPU, from phalanx's allocator",
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s: the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
+                  "a CUDA device",
                   operation);
     if (block->imported)
-      return fail(PHX_ERR_INVALID, operation, "%s: the block is another rank's; send on the handle it came by",
-                  operation);
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: the memory belongs to another rank; pass on the handle with which it was imported", operation);
     const phx::cuda::Memory &memory = phx::cuda::memory_of(*block);
     phx_status status = check_ability(operation, gpus->driver(), memory.gpu());
     if (status != PHX_OK) return status;
@@ -100,8 +107,9 @@ phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, con
     phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*allocator);
     if (gpus == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: memory is mapped so by phalanx's CUDA allocator alone, not by '%s'", operation,
-                  allocator->ops().name);
+                  "%s: only Phalanx's CUDA allocator imports fabric handles, not '%s', which serves this device; give "
+                  "a CUDA device",
+                  operation, allocator->ops().name);
     phx::cuda::Gpu gpu;
     status = gpus->get(operation, device->index, &gpu);
     if (status == PHX_OK) status = check_ability(operation, gpus->driver(), gpu);

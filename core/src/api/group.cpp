@@ -27,19 +27,21 @@ phx::Attachments attach_all(phx::Group &group) {
 }
 
 phx_status check_name(const char *operation, const char *name) {
-  if (name == nullptr || *name == '\0') return fail(PHX_ERR_INVALID, operation, "%s: a group needs a name", operation);
+  if (name == nullptr || *name == '\0')
+    return fail(PHX_ERR_INVALID, operation, "%s: name is NULL or empty; a group needs a name", operation);
   if (std::strlen(name) > kMaxName)
-    return fail(PHX_ERR_INVALID, operation, "%s: the name has more than %zu bytes", operation, kMaxName);
+    return fail(PHX_ERR_INVALID, operation, "%s: the name of the group has more than %zu bytes; shorten it", operation,
+                kMaxName);
   return PHX_OK;
 }
 
 phx_status check_size(const char *operation, const char *name, int32_t size) {
   if (size < 1)
-    return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d ranks; it needs at least one", operation, name,
+    return fail(PHX_ERR_INVALID, operation, "%s '%s': the group has %d ranks; it needs at least 1", operation, name,
                 size);
   if (size > phx::kMaxGroupSize)
-    return fail(PHX_ERR_UNSUPPORTED, operation, "%s '%s': %d ranks; at most %d can share memory", operation, name, size,
-                phx::kMaxGroupSize);
+    return fail(PHX_ERR_UNSUPPORTED, operation, "%s '%s': the group has %d ranks; at most %d are supported", operation,
+                name, size, phx::kMaxGroupSize);
   return PHX_OK;
 }
 
@@ -49,14 +51,17 @@ phx_status check_ranks(const char *operation, const phx::World &world, const cha
   *self = -1;
   for (int32_t i = 0; i < count; ++i) {
     if (ranks[i] < 0 || ranks[i] >= world.size())
-      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d does not exist in a world of %d", operation, name,
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s '%s': rank %d does not exist in a world of %d ranks; give world ranks from 0 on", operation, name,
                   ranks[i], world.size());
     if (std::find(ranks, ranks + i, ranks[i]) != ranks + i)
-      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is listed twice", operation, name, ranks[i]);
+      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is listed twice; list each rank once", operation, name,
+                  ranks[i]);
     if (ranks[i] == world.rank()) *self = i;
   }
   if (*self < 0)
-    return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is not in the list; only members make a group", operation,
+    return fail(PHX_ERR_INVALID, operation,
+                "%s '%s': this rank, %d, is not in the list of ranks; only members of a group may create it", operation,
                 name, world.rank());
   return PHX_OK;
 }
@@ -147,10 +152,12 @@ phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_ra
     if (status == PHX_OK) status = check_size(operation, name, group_size);
     if (status != PHX_OK) return status;
     if (group_rank < 0 || group_rank >= group_size)
-      status = fail(PHX_ERR_INVALID, operation, "%s '%s': group_rank is %d in a group of %d", operation, name,
-                    group_rank, group_size);
+      status = fail(PHX_ERR_INVALID, operation,
+                    "%s '%s': group_rank is %d, which is not in the group of %d ranks; give 0 to the size minus 1",
+                    operation, name, group_rank, group_size);
     if (store == nullptr && group_size > 1)
-      return fail(PHX_ERR_INVALID, operation, "%s '%s': a group of %d needs a store through which its ranks meet",
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s '%s': store is NULL, but a group of %d ranks needs a store through which they find each other",
                   operation, name, group_size);
     phx::GroupParams params;
     params.name = name;
@@ -226,7 +233,8 @@ phx_status phx_group_get_error(phx_group *group, phx_error_info *out) {
   return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
     phx::gpu_of(g).note_launches();
     if (!g.failed())
-      return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' is healthy", operation, g.name().c_str());
+      return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' has not failed, so there is no error to return",
+                  operation, g.name().c_str());
     phx::ErrorInfo cause = g.cause();
     if (cause.rank < 0) cause.rank = g.self_rank();  // a death, which any rank may report as its own error
     return phx::copy_error_out(cause, out, operation);
@@ -237,7 +245,9 @@ phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why)
   const char *operation = "group_refuse";
   return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
     if (channel >= g.channels())
-      return fail(PHX_ERR_INVALID, operation, "%s: channel is %u; group '%s' has %u (phx_world_params.channels)",
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: channel is %u, but group '%s' has %u channels, numbered from 0; use one of them, or raise "
+                  "phx_world_params.channels",
                   operation, channel, g.name().c_str(), g.channels());
     const phx::KeptError kept;
     fail(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");

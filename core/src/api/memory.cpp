@@ -34,7 +34,9 @@ phx_status phx_allocator_register(phx_world *world, int32_t device_type, const p
     if (status != PHX_OK) return status;
     if (copy.name == nullptr || copy.alloc == nullptr || copy.free == nullptr || copy.export_handle == nullptr ||
         copy.import_handle == nullptr || copy.unmap == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: name and every function but destroy must be given", operation);
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: a field of the allocator is NULL; name and every function except destroy must be given",
+                  operation);
     if ((copy.flags & ~uint32_t{PHX_ALLOCATOR_DEVICE_MEMORY}) != 0)
       return fail(PHX_ERR_INVALID, operation, "%s: flags may only have PHX_ALLOCATOR_DEVICE_MEMORY", operation);
     w.allocators().put(device_type, std::make_shared<phx::Allocator>(copy, self));

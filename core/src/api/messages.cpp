@@ -18,10 +18,11 @@ namespace {
 
 phx_status check_buffer(const char *name, const void *buffer, size_t count, int32_t dtype, phx::Transfer *out) {
   const size_t item = phx_dtype_size(dtype);
-  if (item == 0) return fail(PHX_ERR_INVALID, name, "%s: %d is no dtype", name, dtype);
+  if (item == 0) return fail(PHX_ERR_INVALID, name, "%s: unknown dtype %d; use a PHX_DTYPE_* constant", name, dtype);
   if (count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item)
-    return fail(PHX_ERR_INVALID, name, "%s: %zu elements are more than memory can hold", name, count);
-  if (count != 0 && buffer == nullptr) return fail(PHX_ERR_INVALID, name, "%s: the buffer is NULL", name);
+    return fail(PHX_ERR_INVALID, name, "%s: count is %zu, which is more than memory can hold", name, count);
+  if (count != 0 && buffer == nullptr)
+    return fail(PHX_ERR_INVALID, name, "%s: buffer is NULL, but count is not 0", name);
   out->bytes = count * item;
   out->head.dtype = dtype;
   out->head.count = count;
@@ -32,8 +33,11 @@ phx_status check_peer(const char *name, const phx::Group &group, int32_t peer, p
   if (peer == PHX_ANY_RANK && !out->sends) return PHX_OK;
   if (peer >= 0 && peer < group.size()) return PHX_OK;
   if (peer == PHX_ANY_RANK)
-    return fail(PHX_ERR_INVALID, name, "%s: PHX_ANY_RANK is for receives; a send names the rank it goes to", name);
-  return fail(PHX_ERR_INVALID, name, "%s: the peer is group rank %d in a group of %d", name, peer, group.size());
+    return fail(PHX_ERR_INVALID, name,
+                "%s: PHX_ANY_RANK is allowed for receives only; give the group rank that the message goes to", name);
+  return fail(PHX_ERR_INVALID, name,
+              "%s: peer is %d, which is not a group rank: the group has %d ranks, numbered from 0", name, peer,
+              group.size());
 }
 
 // The checked options of a call, and the resolved timeout.
@@ -56,9 +60,13 @@ phx_status check_options(const char *name, const phx::Group &group, const phx_op
   const phx_device &device = out->gpu.device;
   if (out->common.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
   if (device.type != 0 && device.type != PHX_DEVICE_CPU && device.type != PHX_DEVICE_CUDA)
-    return fail(PHX_ERR_INVALID, name, "%s: %d is no device type", name, device.type);
+    return fail(PHX_ERR_INVALID, name, "%s: unknown device type %d; use PHX_DEVICE_CPU or PHX_DEVICE_CUDA", name,
+                device.type);
   if (out->gpu.stream != nullptr && !out->on_gpu())
-    return fail(PHX_ERR_INVALID, name, "%s: a stream is for memory of a GPU; say so in phx_gpu_options.device", name);
+    return fail(
+        PHX_ERR_INVALID, name,
+        "%s: a stream is given, but the memory is not on a GPU; set phx_gpu_options.device, or set stream to NULL",
+        name);
   return group.resolve_timeout(name, out->common.timeout_ms, &out->timeout_ms);
 }
 
@@ -79,7 +87,8 @@ phx_status put(const char *name, phx::Group &group, const std::vector<const phx:
   for (const phx::Transfer *const checked : transfers) {
     const phx::Transfer &transfer = *checked;
     if (transfer.peer == PHX_ANY_RANK)
-      return fail(PHX_ERR_UNSUPPORTED, name, "%s: on memory of a GPU a receive names the rank it is from", name);
+      return fail(PHX_ERR_UNSUPPORTED, name,
+                  "%s: PHX_ANY_RANK is not allowed for GPU memory; give the group rank that sends", name);
     char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
     messages.push_back({transfer.sends,
                         transfer.peer,
@@ -107,8 +116,8 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
       phx_status status = check_transfer(name, g, count, dtype, peer, tag, &transfer);
       if (status == PHX_OK) status = check_options(name, g, options, &read);
       if (status == PHX_OK && read.on_gpu() && work != nullptr)
-        status = fail(PHX_ERR_UNSUPPORTED, name,
-                      "%s: on memory of a GPU the stream is what is waited for; set work to NULL", name);
+        status =
+            fail(PHX_ERR_UNSUPPORTED, name, "%s: work must be NULL for GPU memory; wait for the stream instead", name);
       return status;
     };
     if (work == nullptr) {
@@ -136,8 +145,8 @@ constexpr size_t kMostOnHost = size_t{1} << 20;
 phx_status read_message(const phx::Group &group, const phx_message &message, size_t index, phx::Transfer *out) {
   if ((message.kind != PHX_MESSAGE_SEND && message.kind != PHX_MESSAGE_RECV) || message.flags != 0)
     return fail(PHX_ERR_INVALID, kBatch,
-                "%s: message %zu: kind is %d and flags %u; they must be one of PHX_MESSAGE_*, and 0", kBatch, index,
-                message.kind, message.flags);
+                "%s: message %zu has kind %d and flags %u; expected a PHX_MESSAGE_* constant and flags 0", kBatch,
+                index, message.kind, message.flags);
   out->sends = message.kind == PHX_MESSAGE_SEND;
   if (out->sends)
     out->in = static_cast<const char *>(message.buffer);
@@ -155,8 +164,9 @@ phx_status check_number(const std::deque<phx::Transfer> &transfers) {
   }
   if (transfers.size() <= phx::cuda::kMostMessages && rings.size() <= phx::cuda::kMostRings) return PHX_OK;
   return fail(PHX_ERR_UNSUPPORTED, kBatch,
-              "%s: %zu messages to and from %zu ranks at once; on memory of a GPU there may be %u, and %u", kBatch,
-              transfers.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
+              "%s: %zu messages with %zu ranks in one call; in GPU memory at most %u messages with %u ranks are "
+              "allowed: make several calls",
+              kBatch, transfers.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
 }
 
 // Waits for all messages that have started, even after an error: the buffers are the caller's again when this returns.
@@ -195,7 +205,8 @@ phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, in
 phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count, const phx_options *options) {
   return phx::with_handle(kBatch, group, [&](phx::Group &g) -> phx_status {
     if ((messages == nullptr && count != 0) || count > kMostOnHost)
-      return fail(PHX_ERR_INVALID, kBatch, "%s: messages is NULL, or there are more than %zu", kBatch, kMostOnHost);
+      return fail(PHX_ERR_INVALID, kBatch,
+                  "%s: messages is NULL or count is too large; at most %zu messages are allowed", kBatch, kMostOnHost);
     Options read;
     phx_status status = check_options(kBatch, g, options, &read);
     std::deque<phx::Transfer> transfers;                   // on a GPU
@@ -207,7 +218,10 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
       phx_message message = PHX_MESSAGE_INIT;
       status = phx::read_in(reinterpret_cast<const phx_message *>(at), &message, kBatch);
       if (status == PHX_OK && message.struct_size != stride)
-        status = fail(PHX_ERR_ABI, kBatch, "%s: message %zu has another struct_size than the first", kBatch, i);
+        status = fail(PHX_ERR_ABI, kBatch,
+                      "%s: message %zu has a different struct_size than message 0; initialize every message with "
+                      "PHX_MESSAGE_INIT",
+                      kBatch, i);
       if (status != PHX_OK) break;
       if (read.on_gpu())
         transfers.emplace_back();

@@ -105,9 +105,11 @@ phx_status fill(const char *operation, int32_t kind, const Target &target, int32
   if (type == PHX_DEVICE_CUDA)
     return fill_on_gpu(operation, *target.device, target.stream, kind, dtype, target.out, key, settings, box);
   if (type != PHX_DEVICE_CPU)
-    return fail(PHX_ERR_INVALID, operation, "%s: %d is no device type; see PHX_DEVICE_*", operation, type);
+    return fail(PHX_ERR_INVALID, operation, "%s: unknown device type %d; use PHX_DEVICE_CPU or PHX_DEVICE_CUDA",
+                operation, type);
   if (target.stream != nullptr)
-    return fail(PHX_ERR_INVALID, operation, "%s: stream is for memory of a GPU; set it to NULL", operation);
+    return fail(PHX_ERR_INVALID, operation, "%s: a stream is given, but the memory is not on a GPU; set stream to NULL",
+                operation);
   fill_box(kernel, target.out, phx_dtype_size(dtype), key, settings, box);
   return PHX_OK;
 }
@@ -116,8 +118,7 @@ phx_status fill_kind(const char *operation, const Target &target, int32_t dtype,
                      uint64_t key, const Box &box) {
   return guarded(operation, [&]() -> phx_status {
     if (kind < PHX_RANDOM_BITS || kind > PHX_RANDOM_LOG_NORMAL)
-      return fail(PHX_ERR_INVALID, operation, "%s: there is no kind %d; see PHX_RANDOM_* in phalanx.h", operation,
-                  kind);
+      return fail(PHX_ERR_INVALID, operation, "%s: unknown kind %d; use a PHX_RANDOM_* constant", operation, kind);
     Settings settings;
     const phx_status status = settings_of(kind, dtype, a, b, &settings, operation);
     return status != PHX_OK ? status : fill(operation, kind, target, dtype, key, settings, box);

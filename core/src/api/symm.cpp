@@ -39,7 +39,9 @@ phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t
     const phx_status status = s.check(operation, group_rank, channel);
     if (status != PHX_OK) return status;
     if (phx::gpu_symm_of(s) == nullptr)
-      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the block is not in memory of a GPU, from phalanx's allocator",
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s: the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
+                  "a CUDA device",
                   operation);
     phx::cuda::Launch launch{};
     launch.root = group_rank;
@@ -56,7 +58,7 @@ extern "C" {
 phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out) {
   const char *operation = "symm_rendezvous";
   return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
-    if (g.spans_hosts())  // on every rank alike
+    if (g.spans_hosts())  // the same on every rank
       return g.raise(PHX_ERR_UNSUPPORTED, operation,
                      "its ranks are on %d hosts, and only ranks of one host share memory. Make a group of the ranks of "
                      "one host, such as by phx_group_split.",
@@ -111,8 +113,9 @@ phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) 
     if (status != PHX_OK) return status;
     const std::shared_ptr<phx::Symm> symm = phx::symms_of(g).find(block->serial);
     if (!symm)
-      return fail(PHX_ERR_NOT_FOUND, operation, "%s: this memory has had no rendezvous on group '%s'", operation,
-                  g.name().c_str());
+      return fail(PHX_ERR_NOT_FOUND, operation,
+                  "%s: this memory has no rendezvous on group '%s'; call phx_symm_rendezvous on all its ranks first",
+                  operation, g.name().c_str());
     *out = symm->handle();
     return PHX_OK;
   });
@@ -130,14 +133,16 @@ phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, vo
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
     const size_t page = phx::page_bytes(), mapped = phx::round_up(s.block().size, page);
     if (s.block().on_device())
-      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: the blocks are not in memory of the host", operation);
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s: the memory is on a device; only host memory can be mapped in this way", operation);
     if (bytes == 0 || offset % page != 0 || bytes % page != 0)
       return fail(PHX_ERR_INVALID, operation,
-                  "%s: %zu bytes at offset %zu are no whole pages; both must be multiples of %zu, and not 0 bytes",
+                  "%s: size %zu and offset %zu must be multiples of the page size, %zu, and size must not be 0",
                   operation, bytes, offset, page);
     if (bytes > mapped || offset > mapped - bytes)
-      return fail(PHX_ERR_INVALID, operation, "%s: %zu bytes at offset %zu end outside of the block, which has %zu",
-                  operation, bytes, offset, s.block().size);
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: %zu bytes at offset %zu end beyond the allocation, which has %zu bytes", operation, bytes,
+                  offset, s.block().size);
     return s.gathered().map(operation, s.buffers(), static_cast<size_t>(s.size()), offset, bytes, out);
   });
 }

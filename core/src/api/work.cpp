@@ -29,7 +29,8 @@ phx_status phx_work_wait_any(phx_work *const *works, size_t count, int64_t timeo
     return fail(PHX_ERR_INVALID, operation, "%s: works or index is NULL", operation);
   phx_work *const *const end = works + count;
   phx_work *const *const first = std::find_if(works, end, [](const phx_work *work) { return work != nullptr; });
-  if (first == end) return fail(PHX_ERR_INVALID, operation, "%s: there is no work to wait for", operation);
+  if (first == end)
+    return fail(PHX_ERR_INVALID, operation, "%s: count is 0 or all works are NULL; pass at least one work", operation);
   return with_timeout(operation, *first, timeout_ms, [&](const phx_work &, int64_t timeout) -> phx_status {
     const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
     phx::LazyDeadline until(deadline, nullptr);
@@ -66,7 +67,9 @@ phx_status phx_work_expire(phx_work *work, int64_t timeout_ms) {
 phx_status phx_work_get_error(phx_work *work, phx_error_info *out) {
   const char *operation = "work_get_error";
   return with_handle(operation, work, [&](const phx_work &w) -> phx_status {
-    if (w.ptr->state() >= 0) return fail(PHX_ERR_NOT_FOUND, operation, "%s: this work has no error", operation);
+    if (w.ptr->state() >= 0)
+      return fail(PHX_ERR_NOT_FOUND, operation, "%s: this work has not failed, so there is no error to return",
+                  operation);
     return phx::copy_error_out(w.ptr->error(), out, operation);
   });
 }
@@ -76,7 +79,8 @@ phx_status phx_work_get_source(phx_work *work, int32_t *group_rank) {
   return with_handle(operation, work, [&](const phx_work &w) -> phx_status {
     if (group_rank == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group_rank is NULL", operation);
     if (w.ptr->state() != PHX_OK || w.ptr->source() < 0)
-      return fail(PHX_ERR_NOT_FOUND, operation, "%s: this work is no receive that completed", operation);
+      return fail(PHX_ERR_NOT_FOUND, operation,
+                  "%s: only a receive that has completed has a source, and this work is not one", operation);
     *group_rank = w.ptr->source();
     return PHX_OK;
   });

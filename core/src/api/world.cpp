@@ -22,9 +22,11 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
     if (p.size < 1 || p.size > phx::kMaxRanks)
       return fail(PHX_ERR_INVALID, operation, "%s: size is %d; it must be 1 to %d", operation, p.size, phx::kMaxRanks);
     if (p.rank < 0 || p.rank >= p.size)
-      return fail(PHX_ERR_INVALID, operation, "%s: rank is %d in a world of %d", operation, p.rank, p.size);
+      return fail(PHX_ERR_INVALID, operation, "%s: rank is %d, which is not in a world of size %d; give 0 to size - 1",
+                  operation, p.rank, p.size);
     if (p.store == nullptr && p.size > 1)
-      return fail(PHX_ERR_INVALID, operation, "%s: a world of %d ranks needs a store through which they meet",
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: store is NULL, but a world of %d ranks needs a store through which they find each other",
                   operation, p.size);
     status = phx::check_default_timeout(operation, p.timeout_ms);
     if (status != PHX_OK) return status;
@@ -32,16 +34,18 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
       return fail(PHX_ERR_INVALID, operation, "%s: staging_bytes is %llu; it must be 256 to 2^30, or 0", operation,
                   static_cast<unsigned long long>(p.staging_bytes));
     if (p.signal_channels > 65536)
-      return fail(PHX_ERR_INVALID, operation, "%s: signal_channels is %u; at most 65536", operation, p.signal_channels);
+      return fail(PHX_ERR_INVALID, operation, "%s: signal_channels is %u; at most 65536 are allowed", operation,
+                  p.signal_channels);
     if (p.channels > phx::kMaxChannels)
-      return fail(PHX_ERR_INVALID, operation, "%s: channels is %u; at most %u", operation, p.channels,
+      return fail(PHX_ERR_INVALID, operation, "%s: channels is %u; at most %u are allowed", operation, p.channels,
                   phx::kMaxChannels);
     if (p.recorder_entries > phx::kMaxRecorderEntries)
-      return fail(PHX_ERR_INVALID, operation, "%s: recorder_entries is %u; at most %u", operation, p.recorder_entries,
-                  phx::kMaxRecorderEntries);
+      return fail(PHX_ERR_INVALID, operation, "%s: recorder_entries is %u; at most %u are allowed", operation,
+                  p.recorder_entries, phx::kMaxRecorderEntries);
     if ((p.flags & ~uint32_t{PHX_WORLD_PROGRESS}) != 0)
       return fail(PHX_ERR_INVALID, operation, "%s: flags is %#x; it must be 0 or PHX_WORLD_PROGRESS", operation,
                   p.flags);
+    phx::warn_about_environment();
     std::shared_ptr<phx::World> world;
     status = phx::World::create(p, &world);
     if (status != PHX_OK) return status;
@@ -136,9 +140,14 @@ phx_status phx_world_set_carrier(phx_world *world, const phx_carrier_ops *ops, v
                        read.test != nullptr && read.cancel != nullptr && read.progress != nullptr &&
                        read.disconnect != nullptr && read.close != nullptr;
     if (!whole || read.flags != 0)
-      return fail(PHX_ERR_INVALID, operation, "%s: a function is NULL that may not be, or flags is not 0", operation);
+      return fail(
+          PHX_ERR_INVALID, operation,
+          "%s: name or a function of phx_carrier_ops is NULL, or flags is not 0; give all functions, and flags 0",
+          operation);
     if (!w.carrier().set(std::make_shared<phx::Carrier>(read, self)))
-      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a group of this world spans hosts already", operation);
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "%s: a group of this world spans hosts already; set the carrier before the first such group",
+                  operation);
     return PHX_OK;
   });
 }

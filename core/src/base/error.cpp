@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <shared_mutex>
 
 #include "base/abi.h"
 #include "base/fork.h"
@@ -19,13 +20,15 @@ thread_local ErrorInfo t_asked;  // owns the strings that copy_error_out last re
 
 // The log callback of the process.
 struct LogSink : private ForkHook {
-  std::mutex mutex;  // held while the callback runs, which may take long, so a fork does not wait for it
+  // Shared while the callback runs, which may take long, so a fork does not wait for it. Threads run the callback at
+  // the same time: one of them may hold a lock that the callback of another waits for, such as the GIL of Python.
+  std::shared_mutex mutex;
   phx_log_fn fn = nullptr;
   void *user = nullptr;
   std::atomic<int32_t> min_level{PHX_LOG_ERROR + 1};
 
  private:
-  void after_fork_in_child() override { new (&mutex) std::mutex; }
+  void after_fork_in_child() override { new (&mutex) std::shared_mutex; }
 };
 LogSink &log_sink() {
   static LogSink *sink = new LogSink;  // never destroyed: threads may log during exit
@@ -138,7 +141,7 @@ std::string timed_out(int64_t timeout_ms, const char *origin) {
 
 void set_log(phx_log_fn fn, void *user, int32_t min_level) {
   LogSink &sink = log_sink();
-  std::lock_guard<std::mutex> lock(sink.mutex);
+  const std::unique_lock<std::shared_mutex> lock(sink.mutex);
   sink.fn = fn;
   sink.user = user;
   sink.min_level.store(fn == nullptr ? PHX_LOG_ERROR + 1 : min_level, std::memory_order_relaxed);
@@ -159,15 +162,17 @@ phx_status copy_error_out(const ErrorInfo &info, phx_error_info *out, const char
   return copy_out(shown, out, operation);
 }
 
+bool logs(int32_t level) { return level >= log_sink().min_level.load(std::memory_order_relaxed); }
+
 void log_message(int32_t level, const char *file, int32_t line, const char *format, ...) {
+  if (!logs(level)) return;
   LogSink &sink = log_sink();
-  if (level < sink.min_level.load(std::memory_order_relaxed)) return;
   char text[1024];
   va_list args;
   va_start(args, format);
   std::vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  std::lock_guard<std::mutex> lock(sink.mutex);
+  const std::shared_lock<std::shared_mutex> lock(sink.mutex);
   if (sink.fn != nullptr) sink.fn(sink.user, level, file, line, text);
 }
 

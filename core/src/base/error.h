@@ -78,6 +78,7 @@ std::string timed_out(int64_t timeout_ms, const char *origin);
 inline constexpr const char *kLimitOfCall = "the timeout_ms of this call";
 
 void set_log(phx_log_fn fn, void *user, int32_t min_level);  // `fn` NULL: no log
+bool logs(int32_t level);                                    // whether a line of that level reaches a callback
 // Copies an error out to a caller. The strings stay valid until the thread's next call of this function.
 phx_status copy_error_out(const ErrorInfo &info, phx_error_info *out, const char *operation);
 

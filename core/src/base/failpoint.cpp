@@ -14,6 +14,7 @@
 #include <string>
 
 #include "base/deadline.h"
+#include "base/environment.h"
 
 namespace phx {
 namespace {
@@ -24,7 +25,7 @@ struct Failpoint {
   std::string action;
 
   Failpoint() {
-    const char *text = std::getenv("PHALANX_FAILPOINT");
+    const char *text = read_variable<variable("PHALANX_FAILPOINT")>();
     const char *equals = text != nullptr ? std::strchr(text, '=') : nullptr;
     if (equals == nullptr) return;
     where.assign(text, equals);
@@ -58,7 +59,7 @@ rlim_t address_space() {
 }
 
 void log_passing(const std::string &where) {
-  const char *path = std::getenv("PHALANX_FAILPOINT_LOG");
+  const char *path = read_variable<variable("PHALANX_FAILPOINT_LOG")>();
   if (path == nullptr) return;
   const int fd = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
   const std::string line = std::to_string(now_ns()) + " " + where + "\n";

@@ -6,6 +6,7 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/long_wait.h"
 
 namespace phx {
 namespace {
@@ -23,7 +24,9 @@ thread_local Hook t_hook;
 
 bool interrupt_requested() {
   Hook &hook = t_hook;
-  if (hook.check == nullptr || hook.running) return false;
+  if (hook.running) return false;
+  LongWait::look_at_innermost();
+  if (hook.check == nullptr) return false;
   if (now_ns() < hook.ask_at_ns || hook.pid != getpid()) return false;
   const int error_number = errno;
   const KeptError kept;  // the hook may call functions that fail

@@ -15,7 +15,8 @@ namespace phx {
 inline constexpr int64_t kInterruptSliceNs = int64_t{100} * 1000000;
 
 // Whether the calling thread's hook ends its waits; false if it has none. Calls the hook at most every 100 ms while it
-// returns 0, and each time once it has returned another value. The caller must hold no lock that Python code may need.
+// returns 0, and each time once it has returned another value. Also reports the wait in the log where it has become
+// long (base/long_wait.h). The caller must hold no lock that Python code may need.
 bool interrupt_requested();
 // Sets the hook of this thread; NULL removes it.
 void set_interrupt_hook(phx_interrupt_fn check, void *arg);

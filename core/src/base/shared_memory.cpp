@@ -57,7 +57,8 @@ size_t round_up(size_t size, size_t unit) { return (size + unit - 1) / unit * un
 phx_status create_segment(const char *operation, const char *label, size_t size, Fd *out) {
   const size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
   if (size > physical)
-    return fail(PHX_ERR_NO_MEMORY, operation, "%s: %zu bytes were asked for, this host has %zu", operation, size,
+    return fail(PHX_ERR_NO_MEMORY, operation,
+                "%s: %zu bytes were asked for, but this host has %zu bytes of memory; ask for less", operation, size,
                 physical);
   Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return fail_errno(errno, operation, "%s: memfd_create failed", operation);
@@ -73,7 +74,7 @@ phx_status verify_segment(const char *operation, int fd, size_t size) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return fail(PHX_ERR_PERMISSION, operation,
-                "%s: a peer sent a file that is no memfd sealed against shrinking; refused", operation);
+                "%s: a peer sent a file that is not a memfd sealed against shrinking; it was refused", operation);
   // A sealed memfd of huge pages (hugetlbfs) can still fault: its owner can punch a hole into it and use up the pool.
   struct statfs system;
   if (fstatfs(fd, &system) != 0)

@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/fd.h"
 #include "base/hash.h"
 #include "base/tuning.h"
@@ -106,13 +107,21 @@ void read_value(const Row &row, const char *key, uint64_t *value) {
 }
 
 // Ignores a file of another user, unless that is root: its values could do no harm but slow this process down.
-std::string read_table(const std::string &path) {
+// *problem, if not NULL, becomes the reason why a file that exists is not read.
+std::string read_table(const std::string &path, std::string *problem = nullptr) {
   Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info;
-  if (!fd.valid() || fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
-      (info.st_uid != geteuid() && info.st_uid != 0))
-    return "";
-  return read_all(fd.get());
+  const char *why = "";
+  if (!fd.valid())
+    why = errno == ENOENT || errno == ENOTDIR ? "" : "it cannot be opened";
+  else if (fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode))
+    why = "it is not a regular file";
+  else if (info.st_uid != geteuid() && info.st_uid != 0)
+    why = "it belongs to another user";
+  else
+    return read_all(fd.get());
+  if (problem != nullptr) *problem = why;
+  return "";
 }
 
 void make_parents(const std::string &path) {
@@ -124,7 +133,8 @@ phx_status write_table(const char *operation, const std::string &path, const std
   make_parents(path);
   std::string scratch = path + ".XXXXXX";
   Fd fd(mkostemp(scratch.data(), O_CLOEXEC));
-  if (!fd.valid()) return fail_errno(errno, operation, "%s: could not write beside %s", operation, path.c_str());
+  if (!fd.valid())
+    return fail_errno(errno, operation, "%s: could not create a temporary file next to %s", operation, path.c_str());
   const bool written = write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
   if (written && rename(scratch.c_str(), path.c_str()) == 0) return PHX_OK;
   const int error = errno;
@@ -178,12 +188,57 @@ const std::string &tuning_host() {
 }
 
 std::string tuning_path() {
-  if (const char *path = std::getenv("PHALANX_TUNING")) return path;
+  if (const char *path = read_variable<variable("PHALANX_TUNING")>()) return path;
   if (const char *cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache == '/')
     return std::string(cache) + "/phalanx/tuning";
   if (const char *home = std::getenv("HOME"); home != nullptr && *home == '/')
     return std::string(home) + "/.cache/phalanx/tuning";
   return "";
+}
+
+namespace {
+
+// What is wrong with the fields of a row; empty if nothing is.
+template <class Values>
+std::string damage_of(const Row &row) {
+  for (const auto &field : fields_of(static_cast<const Values *>(nullptr))) {
+    const auto word = row.find(field.key);
+    if (word == row.end()) continue;
+    uint64_t value = 0;
+    read_value(row, field.key, &value);
+    if (value < field.least || value > field.most || value % field.unit != 0 || value == 0)
+      return std::string(field.key) + " is '" + word->second.substr(0, 40) + "'; expected " +
+             std::to_string(std::max<uint64_t>(field.least, 1)) + " to " + std::to_string(field.most);
+  }
+  return "";
+}
+
+std::string damage_of(const std::string &line) {
+  std::istringstream words(line);
+  for (std::string word; words >> word;)
+    if (word.find('=') == std::string::npos) return "'" + word.substr(0, 40) + "' is not of the form key=value";
+  const Row row = parse(line);
+  if (row.empty()) return "";
+  if (row.count("ranks") == 0 || row.count("host") == row.count("gpu")) return "it names no host or GPU and ranks";
+  return row.count("host") != 0 ? damage_of<Tuning>(row) : damage_of<GpuTuning>(row);
+}
+
+}  // namespace
+
+std::string tuning_problem() {
+  const std::string path = tuning_path();
+  if (path.empty()) return "";
+  std::string problem;
+  std::istringstream lines(read_table(path, &problem));
+  size_t number = 0;
+  for (std::string line; problem.empty() && std::getline(lines, line);) {
+    ++number;
+    const std::string damage = damage_of(line);
+    if (!damage.empty()) problem = "line " + std::to_string(number) + ": " + damage;
+  }
+  if (problem.empty()) return "";
+  return "the tuning table " + path + " is damaged: " + problem +
+         ". Built-in values are used in place of what cannot be read; run `phalanx tune` again, or delete the file.";
 }
 
 Tuning load_tuning(int group_size) {

@@ -108,6 +108,9 @@ Values private_tuning(const typename Values::Public &values) {
   return tuning;
 }
 
+// What is wrong with the table, for a warning; empty if nothing is, or if there is no table.
+std::string tuning_problem();
+
 // $PHALANX_TUNING, else phalanx/tuning in the user's cache directory. Empty when there is none.
 std::string tuning_path();
 

@@ -151,6 +151,7 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
 
 WaitResult sleep_until_reached(const SharedWord &word, uint32_t target, const std::atomic<int32_t> &interrupted,
                                LazyDeadline &deadline) {
+  const LongWait wait(deadline.text(), deadline.at_ns(), deadline.budget_ms());
   uint32_t seen = 0;
   const auto look = [&] {
     seen = word.load(std::memory_order_seq_cst);

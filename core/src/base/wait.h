@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "base/deadline.h"
+#include "base/long_wait.h"
 #include "base/progress.h"
 
 namespace phx {
@@ -44,6 +45,9 @@ class LazyDeadline {
     return progress_->poll(caller_) ? Elsewhere::kMoved : Elsewhere::kWaits;
   }
   int64_t budget_ms() const { return ms_ < 0 ? -ms_ : ms_; }
+  // What the log says where a wait with this deadline becomes long; nothing without it.
+  void set_text(const WaitText &text) { text_ = text; }
+  const WaitText &text() const { return text_; }
   int64_t at_ns() {
     if (at_ns_ == 0) at_ns_ = Deadline::after_ms(ms_).at_ns();
     return at_ns_;
@@ -54,6 +58,7 @@ class LazyDeadline {
   int64_t at_ns_ = 0;
   Progress *progress_;
   const ProgressSource *caller_;
+  WaitText text_;
 };
 
 // How a wait ended, or what one call of `look` found. kNothing and kMoved do not end a wait; kMoved means that this

@@ -52,8 +52,9 @@ phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
   Result result = driver_.device_count(&count);
   if (result != 0) return failed(driver_, operation, result, "counting the GPUs (cuDeviceGetCount)");
   if (index < 0 || index >= count)
-    return fail(PHX_ERR_INVALID, operation, "%s: there is no CUDA device %d; this process sees %d", operation, index,
-                count);
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: there is no CUDA device %d; this process sees %d devices, numbered from 0 (CUDA_VISIBLE_DEVICES)",
+                operation, index, count);
   gpu->index = index;
   result = driver_.device_get(&gpu->device, index);
   if (result != 0) return failed(driver_, operation, result, "finding the GPU (cuDeviceGet)");

@@ -80,7 +80,7 @@ ErrorInfo GpuGroup::message_failure(int32_t seen) const {
   copy_text(cause.operation, sizeof cause.operation, gone ? "messages" : receives ? "recv" : "send");
   if (gone) {
     copy_text(cause.text, sizeof cause.text,
-              (group_.describe(peer) + " has left before a message was through.").c_str());
+              (group_.describe(peer) + " has left before a message was complete.").c_str());
     return cause;
   }
   cuda::Label labels[2];  // sent, expected
@@ -95,7 +95,8 @@ ErrorInfo GpuGroup::message_failure(int32_t seen) const {
   const std::string self = "rank " + std::to_string(group_.self_rank());
   const std::string text = (receives ? group_.describe(peer) : self) + " sends " + describe(labels[0]) + ", and " +
                            (receives ? self : group_.describe(peer)) + " receives " + describe(labels[1]) +
-                           ". On GPUs the messages of two ranks meet in the order of the calls, whatever their tags.";
+                           ". In GPU memory the messages of two ranks are matched in the order of the calls, whatever "
+                           "their tags: make the calls of both ranks agree.";
   copy_text(cause.text, sizeof cause.text, text.c_str());
   return cause;
 }
@@ -119,10 +120,10 @@ void GpuGroup::note_launches() {
   const std::string self = "rank " + std::to_string(group_.self_rank());
   const std::string text = freed ? "the input of " + group_.describe(peer) + " lies in symmetric memory that " + self +
                                        " has freed. Free it on all ranks before the call, or on none."
-                           : differs ? group_.describe(peer) + " sends another number of elements than " + self +
+                           : differs ? group_.describe(peer) + " sends a different number of elements than " + self +
                                            " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
                                      : "a kernel of " + self + " timed out (the timeout of its launch) waiting for " +
-                                           group_.describe(peer) + ". Look at why it is late, or raise timeout_ms.";
+                                           group_.describe(peer) + ". " + group_.advice(peer);
   copy_text(cause.text, sizeof cause.text, text.c_str());
   group_.fail_with(cause, true);
 }

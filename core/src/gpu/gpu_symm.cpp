@@ -110,8 +110,9 @@ phx_status GpuSymm::make(const char *operation, const Block &block, int size, in
   if (status != PHX_OK) return status;
   gpu->threads_ = std::min(kThreads, gpu->pads_[self]->gpu().most_threads);
   if (gpu->threads_ < size)  // each thread waits for one rank
-    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a group on GPUs has at most %d ranks, this one has %d", operation,
-                gpu->threads_, size);
+    return fail(PHX_ERR_UNSUPPORTED, operation,
+                "%s: at most %d ranks of a group may use GPU memory, and this group has %d", operation, gpu->threads_,
+                size);
   gpus->load(gpu->pads_[self]->gpu());
   *out = std::move(gpu);
   return PHX_OK;
@@ -145,7 +146,10 @@ DeviceFacts GpuSymm::facts() const {
 phx_status GpuSymm::adopt(const char *operation, int rank, const DeviceFacts &packed, int fd) {
   const Facts facts = facts_of(packed);
   if (facts.unit == 0)
-    return fail(PHX_ERR_ABI, operation, "%s: a rank does not tell the granularity of its GPU's memory", operation);
+    return fail(PHX_ERR_ABI, operation,
+                "%s: a rank did not report the granularity of its GPU's memory; do all ranks run the same build of "
+                "phalanx-core?",
+                operation);
   return Memory::import(operation, gpus_, index_, fd, span_of(layout_.bytes, facts.unit), &pads_[rank]);
 }
 
@@ -187,8 +191,9 @@ phx_status GpuSymm::count_blocks(const char *operation, const std::vector<Facts>
     const auto sharing = static_cast<int32_t>(std::count_if(all.begin(), all.end(), is_same));
     if (rank.processors < sharing)
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: %d ranks share a GPU of %d processors: not all of them could run at once", operation, sharing,
-                  rank.processors);
+                  "%s: %d ranks share a GPU of %d processors, so not all of their kernels could run at once; use fewer "
+                  "ranks per GPU",
+                  operation, sharing, rank.processors);
     most_blocks_ = std::min(most_blocks_, static_cast<uint32_t>(rank.processors / sharing));
   }
   return PHX_OK;

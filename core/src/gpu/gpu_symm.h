@@ -153,8 +153,8 @@ class GpuSymm final : public SymmDevice {
 namespace phx {
 
 // The last step of a rendezvous of GPU memory: makes one multicast address for the blocks of all ranks, if the GPUs
-// can. Collective. If one rank cannot do it, all ranks go without, and `gpu` says why: that is no error. It fails only
-// if the group does. `all`: by group rank.
+// can. Collective. If one rank cannot do it, all ranks go without, and `gpu` says why: that is not an error. It fails
+// only if the group does. `all`: by group rank.
 phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::GpuSymm &gpu,
                               const std::vector<cuda::Facts> &all, const Deadline &deadline);
 

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/environment.h"
 #include "base/error.h"
 
 #ifdef PHX_CUDA_KERNELS
@@ -47,7 +48,7 @@ Image read(const char *path) {
 }  // namespace
 
 phx_status find_image(const char *operation, const void **image) {
-  if (const char *path = std::getenv("PHALANX_CUDA_KERNELS")) {
+  if (const char *path = read_variable<variable("PHALANX_CUDA_KERNELS")>()) {
     static const Image file = read(path);
     if (!file.problem.empty()) return fail(PHX_ERR_UNSUPPORTED, operation, "%s: %s", operation, file.problem.c_str());
     *image = file.bytes.data();

@@ -78,7 +78,7 @@ struct alignas(16) Part {
   uint64_t count;
 };
 
-// A packet of the LL protocol: 8 bytes of data, each half beside the epoch of its launch. A thread that sees the epoch
+// A packet of the LL protocol: 8 bytes of data, each half next to the epoch of its launch. A thread that sees the epoch
 // has the data, and needs no signal. A pad has two Lines for each thread of the first blocks from each rank, because
 // the next launch must not overwrite a Line that may not have been read.
 struct alignas(16) Line {

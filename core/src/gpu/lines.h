@@ -16,7 +16,7 @@ PHX_DEVICE bool is_of(const Line &line, uint32_t epoch) {
   return static_cast<uint32_t>(line.half[0] >> 32) == epoch && static_cast<uint32_t>(line.half[1] >> 32) == epoch;
 }
 
-// A Line that was never written has 0, so 0 is no epoch. 1 is left out with it, so that odd and even epochs keep
+// A Line that was never written has 0, so 0 is not an epoch. 1 is left out with it, so that odd and even epochs keep
 // alternating, and with them the two Lines of a thread.
 PHX_DEVICE uint32_t epoch_after(uint32_t epoch) { return epoch == UINT32_MAX ? 2 : epoch + 1; }
 

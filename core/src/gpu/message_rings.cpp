@@ -49,7 +49,8 @@ phx_status GpuMessageRings::open(const char *operation, int32_t index) {
   if (open_.load(std::memory_order_relaxed)) {
     if (index == gpu_.index) return PHX_OK;
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s on group '%s': the messages of a group go through one GPU on each rank, which is %d here, not %d",
+                "%s on group '%s': all messages of a rank must use one GPU; this rank has used CUDA device %d for this "
+                "group, and now gives %d",
                 operation, group_.name().c_str(), gpu_.index, index);
   }
   AllocatorRef allocator = group_.world().allocators().get(PHX_DEVICE_CUDA, operation);
@@ -57,7 +58,8 @@ phx_status GpuMessageRings::open(const char *operation, int32_t index) {
   cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
   if (gpus == nullptr)
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: the allocator that was registered for CUDA is not phalanx's, which messages of GPUs need",
+                "%s: messages in GPU memory need Phalanx's CUDA allocator, but another one is registered for CUDA; do "
+                "not register one",
                 operation);
   cuda::Gpu gpu;
   phx_status status = gpus->get(operation, index, &gpu);
@@ -92,7 +94,9 @@ phx_status GpuMessageRings::check(const char *operation, const std::vector<GpuMe
                  group_.describe(message.peer).c_str())
           .peer(group_.rank_of(message.peer));
     if (message.label.bytes != 0 && !cuda::reaches(gpus_->driver(), gpu_, message.data))
-      return fail(PHX_ERR_INVALID, operation, "%s: the buffer is no memory that the GPU can reach (options.device)",
+      return fail(PHX_ERR_INVALID, operation,
+                  "%s: buffer is not memory that the GPU of phx_gpu_options.device can reach; allocate it on that GPU, "
+                  "or name the GPU on which it is",
                   operation);
   }
   return cuda::is_capturing(operation, gpus_->driver(), gpu_, stream, capturing);

@@ -61,7 +61,8 @@ phx_status fill_on_gpu(const char *operation, const phx_device &device, void *st
   const cuda::Current current(driver, gpu.context);
   int where = 0;
   if (driver.pointer_attribute(&where, cuda::kKindOfMemory, reinterpret_cast<uintptr_t>(out)) != 0)
-    return fail(PHX_ERR_INVALID, operation, "%s: out is no memory that the GPU can reach", operation);
+    return fail(PHX_ERR_INVALID, operation,
+                "%s: out is not memory that this GPU can reach; allocate it on the GPU that device names", operation);
   const int64_t worth = (fill.box.count + threads - 1) / threads;
   const auto blocks = static_cast<unsigned>(std::min(worth, kBlocksOfProcessor * gpu.processors));
   void *parameters[] = {&fill};

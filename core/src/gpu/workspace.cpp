@@ -54,8 +54,8 @@ phx_status Workspaces::open(const char *operation, int32_t index, Workspace **ou
   cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
   if (gpus == nullptr)
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: the allocator that was registered for CUDA is not phalanx's, which collectives on ordinary memory "
-                "of a GPU need; unregister it, or use symmetric memory",
+                "%s: collectives on ordinary GPU memory need Phalanx's CUDA allocator, but another one is registered "
+                "for CUDA; do not register one, or use symmetric memory",
                 operation);
   cuda::Gpu gpu;
   phx_status status = gpus->get(operation, index, &gpu);

@@ -54,8 +54,12 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Vote *vote
     PHX_FAILPOINT("group_agree", 2);
     // If the vote was sent too late, the others may have gone on without it, which their next votes tell.
     bool unanimous = !deadline.passed();
+    int late = -1;
+    const auto text = [&] { return late < 0 ? "" : still_waiting(operation, 0, {late}); };
+    const LongWait long_wait(WaitText(text), whole);
     for (int i = 0; i < size() && mine.decided == 0; ++i) {
       if (i == group_rank() || sent.absent[i]) continue;
+      late = i;
       Vote theirs;
       if (!receive_vote(i, agreement_ordinal(number, round), deadline, &theirs)) {
         mine.absent.set(i);
@@ -79,10 +83,12 @@ phx_status Group::agree(const char *operation, const Deadline &whole, Vote *vote
     PHX_FAILPOINT("group_agree", 3);
     if (mine.absent[group_rank()])
       return raise(PHX_ERR_REVOKED, operation,
-                   "the others went on without rank %d, which came too late; it can only leave", self_rank());
+                   "rank %d came too late, and the others went on without it. Finalize its world; a new group needs a "
+                   "new world.",
+                   self_rank());
     // Deciding now could split the group: no peer could confirm it.
     if (!unanimous && mine.decided == 0 && whole.passed())
-      return raise(PHX_ERR_TIMEOUT, operation, "%s: the living ranks did not agree",
+      return raise(PHX_ERR_TIMEOUT, operation, "%s: the ranks that are alive did not agree in time; raise timeout_ms",
                    timed_out(whole.budget_ms()).c_str());
     if (!unanimous && mine.decided == 0) {
       if (round < static_cast<uint64_t>(size())) continue;

@@ -28,7 +28,7 @@ class Attempt {
   // zero). Otherwise the thread's error names the rank that ended, or is that of the rank that gave up.
   phx_status look(const std::vector<PeerRecord> &records);
 
-  // Reads the part of a record that all builds have in common. False if these bytes are no record.
+  // Reads the part of a record that all builds have in common. False if these bytes are not a record.
   static bool read_prefix(const std::string &value, PeerRecord *out);
   // Fails with PHX_ERR_ABI, because the rank of that record runs another build than this rank. Names both builds.
   phx_status refuse_build(const PeerRecord &theirs) const;

@@ -27,13 +27,17 @@ std::string describe_call(const CallRecord &record) {
   } else if (kind_of(record) != Kind::kBarrier) {
     add("%s, ", phx_dtype_name(record.dtype));
     add("%" PRIu64, record.count);
-    if (record.op != 0) add(", %s", phx_op_name(record.op));
+    if (record.op != 0 && record.op != kComparesGraphs) add(", %s", phx_op_name(record.op));
     if (record.root >= 0) add(", root %d", record.root);
     if (const int algo = record.algo & 15; algo != PHX_ALGO_AUTO) add(", algo %d", algo);
     if (record.aux != 0) add(", key %" PRIx64, record.aux);
   }
   add("%s", ")");
   return text;
+}
+
+std::string describe_act(const CallRecord &record) {
+  return record.op == kComparesGraphs ? "is checking a newly compiled graph" : "called " + describe_call(record);
 }
 
 }  // namespace phx

@@ -101,6 +101,7 @@ struct CallRecord {
 };
 static_assert(sizeof(CallRecord) == 24);
 inline constexpr uint8_t kSymmetric = 0x80;
+inline constexpr uint8_t kComparesGraphs = 0xff;  // in place of `op`, of an all_gather (PHX_OPTION_COMPARES_GRAPHS)
 inline Kind kind_of(const CallRecord &record) { return static_cast<Kind>(record.operation & ~kSymmetric); }
 
 // The location of an input that need not be copied into the slot: `offset` bytes into the rank's block of a symmetric
@@ -117,5 +118,6 @@ constexpr const char *name_of(Kind kind, bool symmetric = false) {
 }
 const char *name_of(const CallRecord &record);        // "all_reduce"
 std::string describe_call(const CallRecord &record);  // "all_reduce(float32, 512, sum)"
+std::string describe_act(const CallRecord &record);   // "called all_reduce(float32, 512, sum)"
 
 }  // namespace phx

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "base/cores.h"
+#include "base/environment.h"
 #include "base/failpoint.h"
 #include "base/hash.h"
 #include "group/attempt.h"
@@ -22,6 +23,7 @@ namespace phx {
 namespace {
 
 constexpr int64_t kTidyMs = 1000;  // in case the store hangs
+constexpr int kLooksInStore = 64;  // for ranks that are missing, when a line about a long wait names them
 
 // Each rank sends this to the others with its control segment.
 struct Geometry {
@@ -54,7 +56,7 @@ int cores_of(const std::vector<Geometry> &all) {
 
 // Reads PHALANX_FIRST_COUNT: see Group::first_count.
 phx_status read_first_count(uint32_t *out) {
-  const char *text = std::getenv("PHALANX_FIRST_COUNT");
+  const char *text = read_variable<variable("PHALANX_FIRST_COUNT")>();
   if (text == nullptr || *text == '\0') return PHX_OK;
   char *end = nullptr;
   errno = 0;
@@ -122,11 +124,22 @@ struct GroupMaker {
   template <class Key, class Read>
   phx_status read_all(Key key, Read read) {
     std::string late;
-    int first_late = -1;
+    int first_late = -1, awaited = 0;
+    const auto text = [&] {
+      std::vector<int> missing;
+      for (int i = awaited; i < group.size(); ++i) {
+        std::string value;
+        const bool looks = i < awaited + kLooksInStore && i != group.group_rank();
+        if (looks && group.params_.store->get(key(i).c_str(), &value, 1) != PHX_OK) missing.push_back(i);
+      }
+      return missing.empty() ? "" : group.still_waiting(kGroupCreate, 0, missing);
+    };
+    WaitReport report(WaitText(text), deadline);  // looked at between calls of the store, for it asks the store
     for (int i = 0; i < group.size(); ++i) {
       if (i == group.group_rank()) continue;
       std::string value;
-      phx_status status = await_value(key(i), &value);
+      awaited = i;
+      phx_status status = await_value(key(i), &value, &report);
       if (status == PHX_ERR_TIMEOUT && deadline.passed()) {
         if (first_late < 0) first_late = i;
         late += (late.empty() ? "" : ", ") + std::to_string(group.rank_of(i));
@@ -136,19 +149,24 @@ struct GroupMaker {
       if (status != PHX_OK) return status;
     }
     if (first_late < 0) return PHX_OK;
-    return fail(PHX_ERR_TIMEOUT, kGroupCreate, "%s '%s': %s: rank %d still waits for rank(s) %s to make the same call.",
+    const bool several = late.find(',') != std::string::npos;
+    return fail(PHX_ERR_TIMEOUT, kGroupCreate,
+                "%s '%s': %s: rank %d still waits for %s, which %s not made the same call. %s running, and were enough "
+                "processes started?",
                 kGroupCreate, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
-                late.c_str())
+                ((several ? "ranks " : "rank ") + late).c_str(), several ? "have" : "has",
+                several ? "Are they" : "Is it")
         .peer(group.rank_of(first_late));
   }
 
-  phx_status await_value(const std::string &key, std::string *value) {
+  phx_status await_value(const std::string &key, std::string *value, WaitReport *report) {
     for (;;) {
       const Deadline until = Deadline::after_ms(std::min(kLookMs, deadline.left_ms()));
       const phx_status got = group.world_->progress().keep_going(until, [&](const Deadline &end) {
         return group.params_.store->get(key.c_str(), value, std::max<int64_t>(end.left_ms(), 1));
       });
       if (got != PHX_ERR_TIMEOUT) return got;
+      report->look();
       const phx_status useless = look();
       if (useless != PHX_OK || deadline.passed()) return useless != PHX_OK ? useless : got;
     }
@@ -188,8 +206,9 @@ struct GroupMaker {
                     kGroupCreate, group.name().c_str(), group.rank_of(i), group.self_rank(),
                     text_of(this_build()).c_str());
       return fail(PHX_ERR_INVALID, kGroupCreate,
-                  "%s '%s': the store holds something else than rank %d's record under %s", kGroupCreate,
-                  group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+                  "%s '%s': what the store holds for rank %d, under %s, is not a record of a rank. Does another "
+                  "program write to this store? Use a new store, or another phx_world_params.job",
+                  kGroupCreate, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
     }
     if (theirs.build != this_build()) return attempt.refuse_build(theirs);
     if (value.size() != sizeof record)
@@ -231,18 +250,20 @@ struct GroupMaker {
     const store::CallTimeout call_timeout(deadline.left_ms());
     phx_status status = store->set(reach_key(group.group_rank()).c_str(), &mine, sizeof mine);
     if (status == PHX_OK)
-      status = read_all([this](int i) { return reach_key(i); },
-                        [&](const std::string &value, int i) -> phx_status {
-                          if (value.size() != sizeof all[i])
-                            return fail(PHX_ERR_INVALID, kGroupCreate,
-                                        "%s '%s': the store holds something else than how rank %d is reached under %s",
-                                        kGroupCreate, group.name().c_str(), group.rank_of(i), reach_key(i).c_str())
-                                .peer(group.rank_of(i));
-                          std::memcpy(&all[i], value.data(), sizeof all[i]);
-                          all[i].why[sizeof all[i].why - 1] = '\0';
-                          group.records_[i].address = all[i].address;
-                          return PHX_OK;
-                        });
+      status = read_all(
+          [this](int i) { return reach_key(i); },
+          [&](const std::string &value, int i) -> phx_status {
+            if (value.size() != sizeof all[i])
+              return fail(PHX_ERR_INVALID, kGroupCreate,
+                          "%s '%s': what the store holds for rank %d, under %s, is not its address. Does another "
+                          "program write to this store? Use a new store, or another phx_world_params.job",
+                          kGroupCreate, group.name().c_str(), group.rank_of(i), reach_key(i).c_str())
+                  .peer(group.rank_of(i));
+            std::memcpy(&all[i], value.data(), sizeof all[i]);
+            all[i].why[sizeof all[i].why - 1] = '\0';
+            group.records_[i].address = all[i].address;
+            return PHX_OK;
+          });
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
       if (all[i].status < 0)
         status = fail(all[i].status < PHX_ERR_INTERNAL ? PHX_ERR_INTERNAL : all[i].status, kGroupCreate,
@@ -285,8 +306,12 @@ struct GroupMaker {
     phx_status status = PHX_OK;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
       if (i != group.group_rank()) status = group.world_->begin_connecting(group.records_[i], deadline);
+    int late = -1;
+    const auto text = [&] { return group.still_waiting(kGroupCreate, 0, {late}); };
+    const LongWait long_wait(WaitText(text), deadline);
     for (int i = 0; i < group.size() && status == PHX_OK; ++i) {
       if (i == group.group_rank()) continue;
+      late = i;
       status = group.world_->connect(
           group.records_[i], deadline, [this] { return look(); }, &group.links_[i]);
       PHX_FAILPOINT(kGroupCreate, 4);
@@ -425,28 +450,28 @@ struct GroupMaker {
     const bool is_here = group.hosts_.is_here(i);
     if (parcel.fds.size() != (is_here ? 1 : 0)) return group.raise_malformed(kGroupCreate, i);
     if (theirs.channels != mine.channels)
-      return fail(PHX_ERR_MISMATCH, kGroupCreate,
-                  "%s '%s': rank %d made its world with %u channels, rank %d with %u; the same number is needed",
-                  kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.channels, group.self_rank(),
-                  mine.channels);
-    if (theirs.recorder_entries != mine.recorder_entries)
       return fail(
           PHX_ERR_MISMATCH, kGroupCreate,
-          "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; the same number is needed",
-          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
-          mine.recorder_entries);
+          "%s '%s': rank %d made its world with %u channels, rank %d with %u; give the same number on all ranks",
+          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.channels, group.self_rank(), mine.channels);
+    if (theirs.recorder_entries != mine.recorder_entries)
+      return fail(PHX_ERR_MISMATCH, kGroupCreate,
+                  "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; give the same number on "
+                  "all ranks",
+                  kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
+                  mine.recorder_entries);
     if (theirs.first_count != mine.first_count)
       return fail(PHX_ERR_MISMATCH, kGroupCreate,
                   "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",
                   kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
                   mine.first_count);
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
-      return fail(
-          PHX_ERR_MISMATCH, kGroupCreate,
-          "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d with %llu",
-          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
-          static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
-          static_cast<unsigned long long>(mine.slot_bytes));
+      return fail(PHX_ERR_MISMATCH, kGroupCreate,
+                  "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d "
+                  "with %llu; give the same list of ranks and the same staging_bytes on all ranks",
+                  kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
+                  static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
+                  static_cast<unsigned long long>(mine.slot_bytes));
     if (!is_here) return PHX_OK;
     const phx_status status = verify_segment(kGroupCreate, parcel.fds[0].get(), size);
     return status != PHX_OK ? status : map_segment(kGroupCreate, parcel.fds[0].get(), size, 0, out);

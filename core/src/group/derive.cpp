@@ -98,7 +98,8 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
     }
     if (!deadline.passed() && outcome.absent != survivors.absent) continue;  // another rank died meanwhile
     if (status != PHX_OK) return set_last_error(error);
-    return raise(PHX_ERR_TIMEOUT, operation, "%s: not all survivors could make the new group",
+    return raise(PHX_ERR_TIMEOUT, operation,
+                 "%s: not all surviving ranks could make the new group; raise timeout_ms, or shrink again",
                  timed_out(timeout_ms).c_str());
   }
 }

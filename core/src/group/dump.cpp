@@ -1,6 +1,7 @@
 #include "group/dump.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <ctime>
 #include <vector>
 
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/fd.h"
 #include "base/ticks.h"
@@ -67,7 +69,8 @@ std::string entry_json(const Recorded &entry, const TickScale &scale) {
   const char *status = !complete ? "pending" : entry.status == PHX_OK ? "ok" : phx_status_name(entry.status);
   return "{\"sequence\": " + number(entry.sequence) + ", \"call\": " + quoted(name_of(call)) +
          ", \"dtype\": " + (call.dtype != 0 ? quoted(phx_dtype_name(call.dtype)) : "null") +
-         ", \"count\": " + number(call.count) + ", \"op\": " + (call.op != 0 ? quoted(phx_op_name(call.op)) : "null") +
+         ", \"count\": " + number(call.count) +
+         ", \"op\": " + (call.op != 0 && call.op != kComparesGraphs ? quoted(phx_op_name(call.op)) : "null") +
          ", \"root\": " + (call.root >= 0 ? number(call.root) : "null") +
          ", \"bytes\": " + number(call.count * phx_dtype_size(call.dtype)) +
          ", \"algorithm\": " + number(call.algo >> 4) + ", \"start_ns\": " + number(scale.ns(entry.start_ticks)) +
@@ -147,8 +150,21 @@ std::string dump_world(const World &world) {
          ",\n\"groups\": " + array_json(groups.size(), [&](size_t i) { return group_json(*groups[i], scale); }) + "}\n";
 }
 
+std::string dump_problem() {
+  const char *const folder = read_variable<variable("PHALANX_DUMP")>();
+  if (folder == nullptr || *folder == '\0') return "";
+  struct stat info {};
+  const bool is_there = stat(folder, &info) == 0;
+  if (is_there && S_ISDIR(info.st_mode) && access(folder, W_OK | X_OK) == 0) return "";
+  return std::string("PHALANX_DUMP is '") + folder + "', which " +
+         (!is_there               ? "does not exist"
+          : S_ISDIR(info.st_mode) ? "this user cannot write to"
+                                  : "is not a folder") +
+         "; no flight recorder will be written when a group fails. Name an existing folder that can be written to.";
+}
+
 void dump_failure(const Group &group, const ErrorInfo &cause) {
-  const char *folder = std::getenv("PHALANX_DUMP");
+  const char *folder = read_variable<variable("PHALANX_DUMP")>();
   if (folder == nullptr || *folder == '\0') return;
   static std::atomic<unsigned> dumps{0};
   const World &world = group.world();

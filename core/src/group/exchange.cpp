@@ -47,7 +47,7 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
     if (sent == Sent::kFailed) return send_failed(link, error);
     if (interrupted.load() != 0) return PHX_ERR_REVOKED;
     if (deadline.passed())
-      return fail(PHX_ERR_TIMEOUT, "send", "%s: %s takes no messages", timed_out(deadline.budget_ms()).c_str(),
+      return fail(PHX_ERR_TIMEOUT, "send", "%s: %s does not read its messages", timed_out(deadline.budget_ms()).c_str(),
                   describe(i).c_str())
           .peer(link.rank);
     if (look_ && look_() != PHX_OK) return last_error().status;
@@ -97,6 +97,15 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
                     ordinal,
                     static_cast<uint32_t>(bytes.size()),
                     number_of(operation) | (fds.empty() ? 0 : kWithDescriptors)};
+  std::vector<bool> came(size(), false);
+  const auto text = [&] {
+    std::vector<int> late;
+    for (int i = 0; i < size(); ++i)
+      if (i != group_rank() && !came[i] && !world_->monitor().has_message(records_[i].uuid, id_, ordinal))
+        late.push_back(i);
+    return still_waiting(operation, 0, late);
+  };
+  const LongWait long_wait(WaitText(text), deadline);
   for (int i = 0; i < size(); ++i) {
     if (!links_[i]) continue;
     PHX_FAILPOINT("exchange", 1);
@@ -115,6 +124,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     phx_status status = take_parcel(operation, i, ordinal, deadline, &message, &late);
     if (status == PHX_IN_PROGRESS) continue;
     if (status != PHX_OK) return status;
+    came[i] = true;
     PHX_FAILPOINT("exchange", 3);
     if (message.envelope.call == kRefused) return raise_refused(operation, i, message.payload);
     if ((message.envelope.call & ~kWithDescriptors) != number_of(operation))
@@ -141,23 +151,28 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     if (status == PHX_IN_PROGRESS) continue;
     if (status != PHX_OK) return status;
     if (message.fds.size() < message.envelope.fd_count)
-      return fail_all(fail_errno(EMFILE, operation,
-                                 "%s on group '%s': rank %d has no file descriptor left for what %s sent", operation,
-                                 name().c_str(), self_rank(), describe(i).c_str())
-                          .in(name().c_str(), self_rank())
-                          .peer(self_rank()));
+      return fail_all(
+          fail_errno(
+              EMFILE, operation,
+              "%s on group '%s': rank %d has no free file descriptor for the memory that %s sent; raise `ulimit -n`",
+              operation, name().c_str(), self_rank(), describe(i).c_str())
+              .in(name().c_str(), self_rank())
+              .peer(self_rank()));
     parcels[i].fds = std::move(message.fds);
   }
   if (late.first >= 0)
-    return fail_all(raise(PHX_ERR_TIMEOUT, operation, "%s: rank %d still waits for %s to make the same call.",
-                          timed_out(deadline.budget_ms()).c_str(), self_rank(), late.ranks.c_str())
+    return fail_all(raise(PHX_ERR_TIMEOUT, operation, "%s: rank %d still waits for %s to make the same call. %s",
+                          timed_out(deadline.budget_ms()).c_str(), self_rank(), late.ranks.c_str(),
+                          advice(late.first).c_str())
                         .peer(rank_of(late.first)));
   *out = std::move(parcels);
   return PHX_OK;
 }
 
 phx_status Group::raise_malformed(const char *operation, int i) {
-  return fail_all(raise(PHX_ERR_ABI, operation, "rank %d sent a malformed parcel", rank_of(i)).peer(rank_of(i)));
+  return fail_all(raise(PHX_ERR_ABI, operation,
+                        "rank %d sent malformed data; do all ranks run the same build of phalanx-core?", rank_of(i))
+                      .peer(rank_of(i)));
 }
 
 phx_status Group::raise_refused(const char *operation, int i, const std::string &payload) {
@@ -210,6 +225,8 @@ phx_status Group::show_ring(const char *operation, int i, const std::string &byt
 phx_status Group::await_ring(const char *operation, int i, const Deadline &deadline, Parcel *out) {
   Message message;
   bool useless = false;
+  const auto text = [&] { return still_waiting(operation, 0, {i}); };
+  const LongWait long_wait(WaitText(text), deadline);
   const phx_status status = await_message(i, kRing, deadline, &message, &useless);
   if (status == PHX_OK) {
     out->bytes = std::move(message.payload);
@@ -222,9 +239,8 @@ phx_status Group::await_ring(const char *operation, int i, const Deadline &deadl
   }
   if (interrupt_requested()) return raise_interrupted(operation);
   return fail_all(raise(PHX_ERR_TIMEOUT, operation,
-                        "%s: rank %d still waits for %s to send or receive its first message. Look at why it is late, "
-                        "or raise timeout_ms.",
-                        timed_out(deadline.budget_ms()).c_str(), self_rank(), describe(i).c_str())
+                        "%s: rank %d still waits for %s to send or receive its first message. %s",
+                        timed_out(deadline.budget_ms()).c_str(), self_rank(), describe(i).c_str(), advice(i).c_str())
                       .peer(rank_of(i)));
 }
 

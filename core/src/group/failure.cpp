@@ -136,9 +136,28 @@ const char *Group::process_of(int group_rank) const {
   return link ? link->process_state_text() : process_state(pid_of(group_rank));
 }
 
+std::string Group::still_waiting(const char *operation, uint64_t sequence, const std::vector<int> &late) const {
+  constexpr size_t kMostNames = 16;
+  std::string ranks = late.empty() ? "any rank" : late.size() == 1 ? "rank " : "ranks ";
+  const size_t named = std::min(late.size(), kMostNames);
+  for (size_t i = 0; i < named; ++i) {
+    if (i > 0) ranks += i + 1 == late.size() ? " and " : ", ";
+    ranks += std::to_string(rank_of(late[i]));
+  }
+  if (named < late.size()) ranks += " and " + std::to_string(late.size() - named) + " more";
+  return "rank " + std::to_string(self_rank()) + ": still waiting for " + ranks + " on group '" + name() +
+         "': " + operation + (sequence != 0 ? " #" + std::to_string(sequence) : "");
+}
+
 std::string Group::describe(int group_rank) const {
   return "rank " + std::to_string(rank_of(group_rank)) + " (pid " + std::to_string(pid_of(group_rank)) + ", " +
          process_of(group_rank) + ")";
+}
+
+std::string Group::advice(int group_rank) const {
+  const std::string rank = std::to_string(rank_of(group_rank)), pid = std::to_string(pid_of(group_rank));
+  return "Find out what rank " + rank + " is doing (for example `py-spy dump --pid " + pid +
+         "`, or `phalanx trace`), or raise timeout_ms.";
 }
 
 std::string Group::describe(int group_rank, const Lane &lane) const {
@@ -177,11 +196,14 @@ phx_status Group::fail_all(const Failed &) {
 
 Failed Group::tell_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
                             const CallRecord &mine) const {
-  return raise_call(PHX_ERR_MISMATCH, operation, sequence,
-                    "rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must call the same "
-                    "collectives in the same order with the same dtype, count, reduce op and root.",
-                    rank_of(group_rank), pid_of(group_rank), describe_call(theirs).c_str(), self_rank(),
-                    describe_call(mine).c_str())
+  const bool graphs = theirs.op == kComparesGraphs || mine.op == kComparesGraphs;
+  return raise_call(PHX_ERR_MISMATCH, operation, sequence, "rank %d (pid %d) %s while rank %d %s%s",
+                    rank_of(group_rank), pid_of(group_rank), describe_act(theirs).c_str(), self_rank(),
+                    describe_act(mine).c_str(),
+                    graphs ? ": the ranks compiled different graphs. Every rank must compile the same model for inputs "
+                             "of the same shapes, and call it in the same order."
+                           : ". Every rank of a group must call the same collectives in the same order with the same "
+                             "dtype, count, reduce op and root.")
       .peer(rank_of(group_rank));
 }
 
@@ -220,10 +242,9 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
     if (!late.empty()) late += ", ";
     late += describe(hosts_.local(i), lane);
   }
-  if (late.empty()) late = describe(other, lane) + " with an earlier collective";
-  return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence,
-                             "%s: rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
-                             timed_out(timeout_ms).c_str(), self_rank(), late.c_str())
+  if (late.empty()) late = describe(other, lane) + " to finish an earlier collective";
+  return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence, "%s: rank %d still waits for %s. %s",
+                             timed_out(timeout_ms).c_str(), self_rank(), late.c_str(), advice(other).c_str())
                       .peer(rank_of(other))
                       .step(round));
 }
@@ -258,9 +279,9 @@ phx_status Group::raise_late(const char *operation, uint64_t sequence, const std
     }
     ranks += (ranks.empty() ? "" : ", ") + describe(i);
   }
-  return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence,
-                             "%s: rank %d still waits for %s. Look at why it is late, or raise timeout_ms.",
-                             timed_out(timeout_ms).c_str(), self_rank(), ranks.empty() ? "itself" : ranks.c_str())
+  return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence, "%s: rank %d still waits for %s. %s",
+                             timed_out(timeout_ms).c_str(), self_rank(), ranks.empty() ? "itself" : ranks.c_str(),
+                             advice(late.empty() ? group_rank() : late[0]).c_str())
                       .peer(late.empty() ? self_rank() : rank_of(late[0])));
 }
 
@@ -269,7 +290,7 @@ phx_status Group::raise_turn(const char *operation, const char *scope, int64_t t
   const Failed failed =
       raise(PHX_ERR_TIMEOUT, operation,
             "%s: rank %d still waits for its turn: another thread of this rank is inside the same %s, or raise "
-            "timeout_ms.",
+            "timeout_ms",
             timed_out(timeout_ms).c_str(), self_rank(), scope)
           .peer(self_rank());
   return revokes ? fail_all(failed) : failed;

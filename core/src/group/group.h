@@ -175,6 +175,11 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status refuse_agreement();
   bool may_refuse() const;  // whether a refusal is sent to the others
 
+  // For the log, where a wait is long: "rank 0: still waiting for ranks 1 and 2 on group 'tp': all_reduce #17". `late`:
+  // group ranks; empty: any of the others.
+  std::string still_waiting(const char *operation, uint64_t sequence, const std::vector<int> &late) const;
+  // "Find out what rank 2 is doing (for example `py-spy dump --pid 4123`, ...": for the error of a wait that timed out.
+  std::string advice(int group_rank) const;
   // "rank 2 (pid 4123, stopped)"
   std::string describe(int group_rank) const;
   // "rank 2 (pid 4123, stopped; its last call was all_reduce(float32, 512, sum) #16)", of that channel

@@ -6,6 +6,7 @@
 #include <cpuid.h>
 #endif
 
+#include "base/environment.h"
 #include "kernels/select.h"
 
 namespace phx::kernels {
@@ -50,7 +51,7 @@ constexpr Isa kIsas[] = {  // the best first
 // The best available instruction set; if PHALANX_ISA names one, the best from that one on, to test the others or to
 // rule out a kernel.
 const Isa &choose() {
-  const char *limit = std::getenv("PHALANX_ISA");
+  const char *limit = read_variable<variable("PHALANX_ISA")>();
   const Isa *isa = kIsas;
   for (const Isa &candidate : kIsas)
     if (limit != nullptr && std::strcmp(candidate.name, limit) == 0) isa = &candidate;
@@ -91,5 +92,15 @@ ReduceFn find_reduce_into_all_isa(const char *isa, int32_t dtype, int32_t op) {
 }
 
 const char *active_isa() { return active().name; }
+
+std::string isa_problem() {
+  const char *const limit = read_variable<variable("PHALANX_ISA")>();
+  if (limit == nullptr || *limit == '\0' || std::strcmp(limit, active_isa()) == 0) return "";
+  std::string known;
+  for (const Isa &candidate : kIsas) known += (known.empty() ? "" : ", ") + std::string(candidate.name);
+  return std::string("PHALANX_ISA is '") + limit +
+         "', which this processor or this build does not have; this build knows " + known + ". '" + active_isa() +
+         "' is used.";
+}
 
 }  // namespace phx::kernels

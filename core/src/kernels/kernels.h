@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "phalanx/phalanx.h"
 
@@ -40,7 +41,8 @@ ReduceFn find_reduce_into_all(int32_t dtype, int32_t op);
 ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op);
 ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op);
 ReduceFn find_reduce_into_all_isa(const char *isa, int32_t dtype, int32_t op);
-const char *active_isa();  // a static string
+const char *active_isa();   // a static string
+std::string isa_problem();  // what is wrong with PHALANX_ISA, for a warning; empty: nothing
 
 // Asks this core to move lines that it has just written to the cache that all cores share. Does nothing on processors
 // without the instruction: x86 processors treat it as a no-operation.

@@ -81,7 +81,7 @@ phx_status Net::greet(const Deadline &deadline) {
   LazyDeadline until(deadline, &group_.world().progress());
   phx_status status = PHX_IN_PROGRESS;
   const WaitResult result = wait(
-      until,
+      kCreate, until,
       [&] {
         status = transfers.poll();
         return status == PHX_IN_PROGRESS ? WaitResult::kNothing : WaitResult::kReached;

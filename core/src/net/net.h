@@ -53,7 +53,7 @@ class Net final : public Attachment {
   // Calls `look`, which moves data, until it returns something else than kNothing. Ends at once when the group has
   // failed, and a second after a rank of `late` has left: what that one had sent may still be on its way.
   template <class Look, class Late>
-  WaitResult wait(LazyDeadline &deadline, Look look, Late late);
+  WaitResult wait(const char *operation, LazyDeadline &deadline, Look look, Late late);
   void sleep(int64_t ns) { endpoint_->sleep(ns); }  // until there may be something to move
   // The error of an operation whose transfer with that rank has failed, which is the thread's last error. Fails the
   // group.
@@ -167,7 +167,7 @@ class Transfers {
 };
 
 template <class Look, class Late>
-WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
+WaitResult Net::wait(const char *operation, LazyDeadline &deadline, Look look, Late late) {
   constexpr int64_t kSliceNs = 5 * 1000 * 1000;
   // Longer spinning would keep the core from a rank that is waited for, if that one is on it. Over TCP a look takes a
   // system call, so a yield after each costs little.
@@ -186,6 +186,8 @@ WaitResult Net::wait(LazyDeadline &deadline, Look look, Late late) {
     for (const int rank : late()) gone = gone || group_.interruption(rank).load(std::memory_order_acquire) != 0;
     return gone && parting.is_over() ? WaitResult::kInterrupted : seen;
   };
+  const auto text = [&] { return group_.still_waiting(operation, 0, late()); };
+  const LongWait long_wait(WaitText(text), deadline.at_ns(), deadline.budget_ms());
   Waiter waiter(deadline);
   return waiter.wait(look_at_all, [&] {
     endpoint_->sleep(

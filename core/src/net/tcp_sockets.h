@@ -1,7 +1,7 @@
 // What UCX cannot be told about its TCP connections: that the host behind one is gone, and that one must end at once.
 //
 // TCP sends unacknowledged data again for a quarter of an hour before it gives a connection up, and keepalive probes
-// are not sent meanwhile; UCX does nothing about it. TCP_USER_TIMEOUT is no remedy: it also ends a connection whose
+// are not sent meanwhile; UCX does nothing about it. TCP_USER_TIMEOUT does not help: it also ends a connection whose
 // receiver is alive but computes, and so has a full window. Hence the sockets are looked at: one whose peer has
 // acknowledged nothing in several retransmissions or probes is shut down, which UCX reports as a lost connection.
 #pragma once

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/environment.h"
 #include "net/ucx.h"
 
 namespace phx {
@@ -100,7 +101,7 @@ Found &found() {
 }
 
 std::string try_all(const std::string &hint, std::unique_ptr<const Library> *out) {
-  const char *const chosen = std::getenv("PHALANX_UCX");
+  const char *const chosen = read_variable<variable("PHALANX_UCX")>();
   std::vector<std::string> candidates;
   if (chosen != nullptr && *chosen != '\0') {
     candidates.emplace_back(chosen);

@@ -154,8 +154,10 @@ phx_status CountMatrix::check(const std::vector<size_t> *room) {
                     "must equal out_counts[i] on rank j.",
                     name_, group_.hosts().local(from), sent(from, to), group_.hosts().local(to), expected(to, from));
       if (sent(from, to) > left)
-        return fail(PHX_ERR_MISMATCH, name_, "%s: the counts of group rank %d go beyond its block", name_,
-                    group_.hosts().local(from));
+        return fail(PHX_ERR_MISMATCH, name_,
+                    "%s: the counts of group rank %d add up to more than its memory holds; give it more memory, or "
+                    "smaller counts",
+                    name_, group_.hosts().local(from));
       left -= sent(from, to);
       most_sent_ = std::max(most_sent_, sent(from, to));
     }

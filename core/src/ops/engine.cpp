@@ -23,7 +23,9 @@ Engine::~Engine() {
 }
 
 LazyDeadline Engine::deadline(int64_t timeout_ms) {
-  return LazyDeadline(timeout_ms, &group_->world().progress(), this);
+  LazyDeadline deadline(timeout_ms, &group_->world().progress(), this);
+  deadline.set_text(WaitText(late_text_));
+  return deadline;
 }
 
 phx_status Engine::raise(const AwaitResult &result, const Operation &operation, uint32_t round,
@@ -39,6 +41,29 @@ phx_status Engine::raise_turn(const char *operation, const LazyDeadline &deadlin
   const std::string holder = "channel with " + describe_call(last.call) + " #" + std::to_string(last.sequence) +
                              ". Use another channel for it";
   return group_->raise_turn(operation, holder.c_str(), deadline.budget_ms(), revokes);
+}
+
+// For the thread that holds mutex_: the oldest operation that is not complete, and the ranks of this host that have not
+// come to it, or, where they all have, that have not ended an earlier one.
+std::string Engine::LateText::operator()() const {
+  const Lane &lane = *engine->lane_;
+  const Hosts &hosts = engine->group_->hosts();
+  const Recorded last = lane.history_of(lane.group_rank()).newest();
+  CallRecord call = last.call;
+  uint64_t sequence = last.sequence, epoch = lane.last_epoch();
+  if (!engine->pending_.empty()) {
+    const Operation &oldest = engine->pending_.front()->operation();
+    call = oldest.record;
+    sequence = oldest.sequence;
+    epoch = oldest.first_epoch + oldest.taken;
+  }
+  std::vector<int> late;
+  for (int i = 0; i < hosts.local_size(); ++i)
+    if (i != lane.group_rank() && !lane.arrived(epoch, i)) late.push_back(hosts.local(i));
+  for (int i = 0; i < hosts.local_size() && late.empty(); ++i)
+    if (i != lane.group_rank() && !reached(lane.done_of(i), static_cast<uint32_t>(epoch - 1)))
+      late.push_back(hosts.local(i));
+  return engine->group_->still_waiting(phx::name_of(call), sequence, late);
 }
 
 // Whether a new operation can be published now: all older ones have been, the last of them is not exclusive, and this
@@ -133,7 +158,7 @@ phx_status Engine::await_transfers(Operation &operation, LazyDeadline &deadline,
   WaitResult result = WaitResult::kInterrupted;
   if (may_block)
     result = operation.net->wait(
-        deadline,
+        name_of(operation), deadline,
         [&] {
           status = operation.go_on(*lane_, operation.taken);
           return status == PHX_IN_PROGRESS ? WaitResult::kNothing : WaitResult::kReached;
@@ -154,7 +179,7 @@ phx_status Engine::compare_before(uint64_t epoch, Operation &operation, LazyDead
     return ends ? WaitResult::kReached : WaitResult::kNothing;
   };
   if (may_block)
-    operation.net->wait(deadline, look, [&] { return operation.late(); });
+    operation.net->wait(name_of(operation), deadline, look, [&] { return operation.late(); });
   else
     look();
   return status == PHX_IN_PROGRESS ? PHX_OK : status;
@@ -264,7 +289,7 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_m
   LazyDeadline until = deadline(timeout_ms);
   Turn turn(mutex_, std::defer_lock);
   if (!take_turn(turn, until)) return raise_turn(name_of(started), until, true);
-  // A refusal takes an epoch of the lane, but it is no collective that was issued: it gets no sequence number and no
+  // A refusal takes an epoch of the lane, but it is not a collective that was issued: it gets no sequence number and no
   // entry in the history.
   phx_status status = PHX_OK;
   if (kind_of(started.record) == Kind::kRefused)

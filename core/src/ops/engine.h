@@ -67,8 +67,14 @@ class Engine final : public ProgressSource {
   LazyDeadline deadline(int64_t timeout_ms);
   phx_status raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes);
 
+  struct LateText {
+    const Engine *engine;
+    std::string operator()() const;
+  };
+
   Group *const group_;
   Lane *const lane_;
+  const LateText late_text_{this};
   TurnMutex mutex_;  // held by one collective at a time, which may wait for its peers
   std::atomic<uint64_t> sequence_{0};
   uint64_t calls_ = 0;                     // the numbers that messages to other hosts have taken

@@ -102,11 +102,11 @@ class Chooser {
     const cuda::GpuSymm &gpu = *gpu_symm_of(symm_);
     const std::string &why = gpu.no_multicast();
     if (!why.empty())
-      refuse("%s: there is no multicast in group '%s': %s", call_.group().name().c_str(), why.c_str());
+      refuse("%s: multicast is not available in group '%s': %s", call_.group().name().c_str(), why.c_str());
     else if (!gpu.has_multimem())
       refuse(
-          "%s: not every rank of group '%s' has kernels for multicast: they take a library (or PHALANX_CUDA_KERNELS) "
-          "built for sm_90 or later",
+          "%s: not every rank of group '%s' has kernels for multicast; install a library (or set PHALANX_CUDA_KERNELS) "
+          "that was built for sm_90 or later",
           call_.group().name().c_str());
     return why.empty() && gpu.has_multimem();
   }
@@ -116,14 +116,15 @@ class Chooser {
     const size_t bytes = buffers.count * buffers.item, all = bytes * static_cast<size_t>(call_.group_size());
     if (!wants_ && all < gpu_of(call_.group()).tuning().multicast_bytes) return {};
     if (bytes % sizeof(uint64_t[2]) != 0 || offset_ % sizeof(uint64_t[2]) != 0)
-      return refuse("%s: switches move 16 bytes; %zu bytes at offset %zu of the block are not whole ones", bytes,
-                    offset_);
+      return refuse(
+          "%s: NVLink switches move pieces of 16 bytes, but size %zu and offset %zu are not both multiples of 16",
+          bytes, offset_);
     cuda::Spread spread = find_place(call_, symm_, all);
     if (spread.offset % sizeof(uint64_t[2]) != 0) spread = {};
     if (wants_ && spread.place == 0)
       return refuse(
-          "%s: switches store to symmetric memory of group '%s'; let out lie in some, at a multiple of 16 "
-          "bytes, at the same place on all ranks",
+          "%s: out must be in symmetric memory of group '%s', at the same offset on all ranks and a multiple of 16 "
+          "bytes",
           call_.group().name().c_str());
     if (wants_) call_.gives_at(spread.place);
     return {"phx_gpu_multimem_all_gather", 1, spread, false};
@@ -135,7 +136,8 @@ class Chooser {
     const SwitchReducer reducer = switch_reducer_of(dtype, op);
     const char *const op_name = phx_op_name(op);
     if (reducer.dtype == 0)
-      return refuse("%s: switches do not do %s of %s; phalanx.h says what they do", op_name, phx_dtype_name(dtype));
+      return refuse("%s: NVLink switches cannot compute %s of %s; phalanx/cuda.h lists what they can", op_name,
+                    phx_dtype_name(dtype));
     const std::string pair = std::string(phx_dtype_name(reducer.dtype)) + "_" + op_name;
     const std::string to_out = "phx_gpu_multimem_reduce_" + pair, to_all = "phx_gpu_multimem_reduce_to_all_" + pair;
     if (call_.kind() != Kind::kAllReduce) return {to_out, reducer.times, {}, false};
@@ -146,9 +148,9 @@ class Chooser {
     const cuda::Spread spread = find_place(call_, symm_, buffers.count * buffers.item);
     if (spread.place == 0 || (spread.offset - offset_) % sizeof(uint64_t[2]) != 0)
       return refuse(
-          "%s: if each of %d ranks loaded the %s of %s by itself, their bits could differ, as switches have "
-          "an order of their own; reduce in place, or let out lie in symmetric memory of group '%s', at the "
-          "same place on all ranks, aligned as the input",
+          "%s: if each of %d ranks loaded the %s of %s from the switches, the bits of their results could differ; "
+          "reduce in place, or put out into symmetric memory of group '%s', at the same offset on all ranks, aligned "
+          "as the input",
           call_.group_size(), op_name, phx_dtype_name(dtype), call_.group().name().c_str());
     call_.gives_at(spread.place);
     return {to_all, reducer.times, spread, true};
@@ -165,8 +167,8 @@ class Chooser {
 void refuse_multimem(Call &call) {
   if (call.ok() && call.options().algo == PHX_ALGO_MULTIMEM)
     call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
-                     "%s: PHX_ALGO_MULTIMEM does not do this: it is for all_reduce, reduce_scatter, reduce and "
-                     "all_gather with one count for all, and for broadcasts of symmetric memory",
+                     "%s: PHX_ALGO_MULTIMEM does not serve this call; it serves all_reduce, reduce_scatter, reduce and "
+                     "all_gather with one count for all ranks, and broadcasts of symmetric memory",
                      call.name()));
 }
 

@@ -29,7 +29,7 @@ class OnGpu {
                                   call.timeout_ms(), true);
     else if (work != nullptr)
       status_ = fail(PHX_ERR_UNSUPPORTED, call.name(),
-                     "%s: on memory of a GPU the stream is what is waited for; set work to NULL", call.name());
+                     "%s: work must be NULL for GPU memory; wait for the stream instead", call.name());
     else
       status_ = gpu_of(group_).workspaces().open(call.name(), call.gpu().device.index, &workspace_);
   }
@@ -131,7 +131,9 @@ class OnGpu {
   }
   void *stream() const { return call_.gpu().stream; }
   phx_status unreachable(const char *which) const {
-    return fail(PHX_ERR_INVALID, call_.name(), "%s: %s is no memory that the GPU can reach (phx_gpu_options.device)",
+    return fail(PHX_ERR_INVALID, call_.name(),
+                "%s: %s is not memory that the GPU of phx_gpu_options.device can reach; allocate it on that GPU, or "
+                "name the GPU on which it is",
                 call_.name(), which);
   }
   // Keeps the status. An error that only this rank has fails the group, because the others' kernels would wait for it.

@@ -78,7 +78,7 @@ class AllToAll final : public Segmented {
   const Blocks out_;
 };
 
-// Round 0 publishes the counts and, if none is large, the blocks beside them. Otherwise the blocks follow: then all
+// Round 0 publishes the counts and, if none is large, the blocks with them. Otherwise the blocks follow: then all
 // ranks know how many rounds there are, and whether there is an error.
 class AllToAllV final : public Operation {
  public:
@@ -123,7 +123,7 @@ class AllToAllV final : public Operation {
   }
 
  private:
-  // Elements of a segment for each rank, beside the counts in a slot. Larger blocks are exchanged.
+  // Elements of a segment for each rank, next to the counts in a slot. Larger blocks are exchanged.
   static size_t segment_beside(const Plan &plan, size_t counts_bytes, size_t item) {
     const size_t room = (plan.lane.slot_bytes() - counts_bytes) / plan.lane.group_size();
     return elements_in(std::min(room, least_exchanged(plan)), item);

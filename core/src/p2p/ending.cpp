@@ -161,7 +161,7 @@ ErrorInfo Messenger::mismatch(const Transfer &receive, int source, const Message
   return error_of("recv", PHX_ERR_MISMATCH, source,
                   group_->describe(source) + " called send(" + phx::describe(sent) + ") while rank " +
                       std::to_string(group_->self_rank()) + " called recv(" + phx::describe(receive.head) +
-                      "). A send and the receive that it meets must have the same dtype and count.");
+                      "). A send and the receive that matches it must have the same dtype and count.");
 }
 
 ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const {
@@ -183,7 +183,9 @@ ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const
       text += " No receive has matched send(" + phx::describe(other->head) + ") from rank " +
               std::to_string(group_->rank_of(other->source)) + ", which has arrived.";
   }
-  return error_of(transfer.operation(), PHX_ERR_TIMEOUT, peer, text + " Look at why it is late, or raise timeout_ms.");
+  return error_of(
+      transfer.operation(), PHX_ERR_TIMEOUT, peer,
+      text + " " + (peer == PHX_ANY_RANK ? "Find out why no rank sends, or raise timeout_ms." : group_->advice(peer)));
 }
 
 ErrorInfo Messenger::broken(int peer, const char *problem) const {

@@ -152,6 +152,11 @@ void Messenger::await(Transfer &transfer, LazyDeadline &deadline) {
     if (seen == WaitResult::kMoved) looks = 0, ++moves;
     cpu_relax();
   }
+  const auto text = [&]() -> std::string {
+    const std::vector<int> late(transfer.peer == PHX_ANY_RANK ? 0 : 1, transfer.peer);
+    return group_->still_waiting(transfer.operation(), 0, late);
+  };
+  const LongWait long_wait(WaitText(text), deadline.at_ns(), deadline.budget_ms());
   const WaitResult result =
       Waiter(deadline).wait([&] { return look(transfer, Take::kAll); }, [&] { return sleep(transfer, deadline); });
   if (result != WaitResult::kReached) give_up(transfer, result == WaitResult::kTimeout, deadline.budget_ms());

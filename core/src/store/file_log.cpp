@@ -65,7 +65,7 @@ phx_status check_owner(const char *operation, const char *path, int fd) {
   struct stat info;
   if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: could not look at '%s'", operation, path);
   if (!S_ISREG(info.st_mode))
-    return fail(PHX_ERR_INVALID, operation, "%s: '%s' is no regular file; give another path", operation, path);
+    return fail(PHX_ERR_INVALID, operation, "%s: '%s' is not a regular file; give another path", operation, path);
   if (info.st_uid != geteuid())
     return fail(PHX_ERR_PERMISSION, operation,
                 "%s: '%s' belongs to user %u, but this process runs as user %u; give another path", operation, path,
@@ -296,9 +296,10 @@ phx_status FileLog::write_at(const char *operation, const void *data, size_t siz
 }
 
 phx_status FileLog::damaged(const char *operation, uint64_t offset, const char *what) const {
-  return fail(PHX_ERR_INVALID, operation,
-              "%s: '%s' is damaged, or no file of a store: at byte %llu there is %s; remove it, or give another path",
-              operation, path_.c_str(), static_cast<unsigned long long>(offset), what);
+  return fail(
+      PHX_ERR_INVALID, operation,
+      "%s: '%s' is damaged, or is not the file of a store: at byte %llu there is %s; remove it, or give another path",
+      operation, path_.c_str(), static_cast<unsigned long long>(offset), what);
 }
 
 }  // namespace phx::store

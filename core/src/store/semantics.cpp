@@ -99,7 +99,7 @@ phx_status fail_key_timeout(const char *operation, const char *key, const Deadli
 }
 
 phx_status fail_key_missing(const char *operation, const char *key) {
-  return fail(PHX_ERR_NOT_FOUND, operation, "%s: there is no key '%.128s' in this store", operation, key);
+  return fail(PHX_ERR_NOT_FOUND, operation, "%s: key '%.128s' is not in this store", operation, key);
 }
 
 }  // namespace phx::store

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/fork.h"
+#include "base/long_wait.h"
 #include "base/wait.h"
 #include "store/semantics.h"
 #include "store/store.h"
@@ -184,8 +185,13 @@ void TcpClientStore::give_back(Fd fd) {
 // `first`: no server has been seen at the address yet, so a refusal means "not yet" and not "gone".
 phx_status TcpClientStore::open(const char *operation, const Deadline &deadline, bool first, Fd *out) {
   Backoff backoff(2000, 100000);
+  std::string why;
+  const auto text = [&] {
+    return std::string(operation) + ": still waiting for the store at " + endpoint_.text +
+           " (last: " + (why.empty() ? "no answer yet" : why) + ")";
+  };
+  const LongWait long_wait(WaitText(text), deadline);
   for (;;) {
-    std::string why;
     const Attempt attempt = try_open(operation, deadline, out, &why);
     if (attempt == Attempt::kConnected) return PHX_OK;
     if (attempt == Attempt::kFinal) return last_error().status;
@@ -228,14 +234,15 @@ Attempt TcpClientStore::shake_hands(const char *operation, int fd, const Deadlin
   Transfer how = receive_all(fd, &bytes[0], bytes.size(), deadline, &error);
   Greeting greeting;
   if (how == Transfer::kDone && !decode(bytes, &greeting)) {
-    fail(PHX_ERR_INVALID, operation,
-         "%s: what answers at %s is no store of this version of phalanx; see whether the port is right", operation,
-         endpoint_.text.c_str());
+    fail(PHX_ERR_INVALID, operation, "%s: the server at %s is not a store of this version of phalanx; check the port",
+         operation, endpoint_.text.c_str());
     return Attempt::kFinal;
   }
   Answer answer;
   if (!make_nonce(&answer.nonce)) {
-    fail_errno(errno, operation, "%s: the system gave no random bytes", operation);
+    fail_errno(errno, operation,
+               "%s: neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?",
+               operation);
     return Attempt::kFinal;
   }
   if (how == Transfer::kDone) {

@@ -30,7 +30,8 @@ phx_status make(const char *operation, void *const *blocks, size_t count, size_t
     munmap(range, all);
     if (error == EINVAL)  // the pages are not shared
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: the allocator of these blocks has no memory that can be mapped twice", operation);
+                  "%s: the allocator of this memory cannot map it a second time; use Phalanx's own allocator",
+                  operation);
     return fail_errno(error, operation, "%s: could not map %zu bytes of a block a second time", operation, bytes);
   }
   madvise(range, all, MADV_POPULATE_WRITE);  // best effort: fills the page tables of pages that exist already
@@ -69,7 +70,8 @@ phx_status GatheredRanges::unmap(const char *operation, const void *pointer) {
   const auto used = std::find_if(ranges_.begin(), ranges_.end(),
                                  [=](const Range &range) { return range.base == pointer && range.users != 0; });
   if (used == ranges_.end())
-    return fail(PHX_ERR_NOT_FOUND, operation, "%s: %p is no range of phx_symm_map_gathered on this handle", operation,
+    return fail(PHX_ERR_NOT_FOUND, operation,
+                "%s: %p was not returned by phx_symm_map_gathered on this handle, or was already unmapped", operation,
                 pointer);
   if (--used->users == 0) leave_idle(kIdle);
   return PHX_OK;

@@ -79,7 +79,7 @@ struct Rendezvous {
     if (odd < 0) return PHX_OK;
     return group
         .raise(PHX_ERR_MISMATCH, kRendezvous,
-               "the ranks offer blocks with different %s: %s. Every rank must offer the same.", property,
+               "the ranks offer memory with different %s: %s. Every rank must offer the same.", property,
                list_values(group, all, value).c_str())
         .peer(group.rank_of(odd));
   }
@@ -189,8 +189,12 @@ struct Rendezvous {
     store_and_wake(own.met, status == PHX_OK ? ok : ok + 1, own.sleepers, group.fenced_by_sleepers());
     bool all_met = status == PHX_OK;
     LazyDeadline until(std::max<int64_t>(deadline.left_ms(), 1), &group.world().progress());
+    int late = -1;
+    const auto text = [&] { return group.still_waiting(kRendezvous, 0, {late}); };
+    until.set_text(WaitText(text));
     for (int i = 0; i < group.size() && status == PHX_OK; ++i) {
       if (i == group.group_rank()) continue;
+      late = i;
       PadHeader &theirs = symm.pad_segments_[i].header();
       const WaitResult result = wait_reached(theirs.met, ok, theirs.sleepers, group.interruption(i), until);
       if (result == WaitResult::kInterrupted) {
@@ -199,8 +203,9 @@ struct Rendezvous {
       }
       if (result == WaitResult::kTimeout) {
         group
-            .raise(PHX_ERR_TIMEOUT, kRendezvous, "%s: rank %d still waits for %s to map the memory of all ranks.",
-                   group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(), group.describe(i).c_str())
+            .raise(PHX_ERR_TIMEOUT, kRendezvous, "%s: rank %d still waits for %s to map the memory of all ranks. %s",
+                   group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(), group.describe(i).c_str(),
+                   group.advice(i).c_str())
             .peer(group.rank_of(i));
         group.fail_with(last_error(), true);
         return group.raise_in_flight(kRendezvous, 0);

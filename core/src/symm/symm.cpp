@@ -120,11 +120,12 @@ SharedWord &Symm::barrier_word(int of, uint32_t channel) const {
 
 phx_status Symm::check(const char *operation, int group_rank, uint32_t channel) const {
   if (group_rank < 0 || group_rank >= size())
-    return fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d in a group of %d", operation, group_rank, size());
+    return fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d, but the group has %d ranks, numbered from 0",
+                operation, group_rank, size());
   if (channel >= channels_)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: channel is %u; this allocation has channels 0 to %u (pad words / group size)", operation, channel,
-                channels_ - 1);
+                "%s: channel is %u, but this allocation has channels 0 to %u; raise phx_world_params.signal_channels",
+                operation, channel, channels_ - 1);
   return PHX_OK;
 }
 
@@ -133,9 +134,9 @@ phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channe
   if (result == WaitResult::kInterrupted) return group_->raise_revoked(operation);
   if (interrupt_requested()) return group_->raise_interrupted(operation);
   return fail(PHX_ERR_TIMEOUT, operation,
-              "%s on group '%s', channel %u: %s: rank %d still waits for %s. It may be tried again.", operation,
-              group_->name().c_str(), channel, group_->timed_out(timeout_ms).c_str(), group_->self_rank(),
-              group_->describe(group_rank).c_str())
+              "%s on group '%s', channel %u: %s: rank %d still waits for %s. The call may be tried again. %s",
+              operation, group_->name().c_str(), channel, group_->timed_out(timeout_ms).c_str(), group_->self_rank(),
+              group_->describe(group_rank).c_str(), group_->advice(group_rank).c_str())
       .peer(group_->rank_of(group_rank));
 }
 
@@ -159,6 +160,8 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   // The state of the group is not checked first: a signal that has arrived can be consumed, whatever happened since.
   SharedWord &consumed = consumed_[static_cast<size_t>(channel) * size() + group_rank];
   LazyDeadline deadline(timeout_ms, &group_->world().progress());
+  const auto text = [&] { return group_->still_waiting(operation, 0, {group_rank}); };
+  deadline.set_text(WaitText(text));
   for (;;) {
     uint32_t taken = consumed.load(std::memory_order_relaxed);
     const WaitResult result = wait_reached(signal_word(self_, channel, group_rank), taken + 1, sleepers(self_),
@@ -169,11 +172,15 @@ phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_m
   }
 }
 
+bool Symm::has_arrived(uint32_t channel, int peer) const {
+  return reached(barrier_word(peer, channel).load(std::memory_order_acquire), barriers_[channel].epoch);
+}
+
 // The first rank after this one that has not arrived at the barrier, for an error; `otherwise` if all have by now.
 int Symm::first_late(uint32_t channel, int otherwise) const {
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();
-    if (!reached(barrier_word(peer, channel).load(std::memory_order_acquire), barriers_[channel].epoch)) return peer;
+    if (!has_arrived(channel, peer)) return peer;
   }
   return otherwise;
 }
@@ -187,6 +194,13 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   if (group_->interruption(self_).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
   Barrier &state = barriers_[channel];
   LazyDeadline deadline(timeout_ms, &group_->world().progress());
+  const auto text = [&] {
+    std::vector<int> late;
+    for (int i = 0; i < size(); ++i)
+      if (i != self_ && !has_arrived(channel, i)) late.push_back(i);
+    return group_->still_waiting(operation, 0, late);
+  };
+  deadline.set_text(WaitText(text));
   Turn turn(state.mutex, std::defer_lock);
   if (!take_turn(turn, deadline))
     return group_->raise_turn(operation, "channel of the same allocation. Use another channel for it", timeout_ms,

@@ -118,6 +118,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   void begin_at(uint32_t first);  // sets the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
+  bool has_arrived(uint32_t channel, int peer) const;  // at the barrier that this rank is in
   int first_late(uint32_t channel, int otherwise) const;
   CallLine &call_line(int of, uint64_t sequence) const;
   phx_status compare(const char *operation, const CallRecord &record);

@@ -11,7 +11,8 @@ namespace phx {
 phx_status BlockTable::make(AllocatorRef allocator, const phx_device &device, size_t size, const char *operation,
                             BlockRef *out) {
   if (size > static_cast<size_t>(std::numeric_limits<int64_t>::max()))
-    return fail(PHX_ERR_INVALID, operation, "%s: %zu bytes is more than any block may have", operation, size);
+    return fail(PHX_ERR_INVALID, operation, "%s: size is %zu bytes, which is more than an allocation may have",
+                operation, size);
   BlockRef block(new (std::nothrow) Block);
   if (!block) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
   void *base = nullptr;
@@ -121,7 +122,8 @@ phx_status BlockTable::retain(const void *pointer) {
   std::lock_guard<std::mutex> lock(mutex_);
   const BlockRef block = find_locked(pointer);
   if (!block || !block->live())
-    return fail(PHX_ERR_NOT_FOUND, "mem_retain", "mem_retain: %p lies in no live block of this world", pointer);
+    return fail(PHX_ERR_NOT_FOUND, "mem_retain",
+                "mem_retain: %p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
   ++block->references;
   return PHX_OK;
 }
@@ -130,7 +132,8 @@ phx_status BlockTable::free(const void *pointer, BlockRef *gone) {
   std::lock_guard<std::mutex> lock(mutex_);
   const BlockRef block = find_locked(pointer);
   if (!block || !block->live())
-    return fail(PHX_ERR_NOT_FOUND, "mem_free", "mem_free: %p lies in no live block of this world", pointer);
+    return fail(PHX_ERR_NOT_FOUND, "mem_free",
+                "mem_free: %p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
   if (--block->references > 0 || block->persistent) return PHX_OK;
   by_address_.erase(reinterpret_cast<uintptr_t>(block->base));
   *gone = block;
@@ -155,7 +158,9 @@ phx_status BlockTable::drop(const phx_device &device, const std::string &scope, 
 phx_status BlockTable::info(const void *pointer, phx_mem_info *out) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const BlockRef block = find_locked(pointer);
-  if (!block) return fail(PHX_ERR_NOT_FOUND, "mem_find", "mem_find: %p lies in no block of this world", pointer);
+  if (!block)
+    return fail(PHX_ERR_NOT_FOUND, "mem_find",
+                "mem_find: %p is not in memory that phx_mem_alloc allocated in this world", pointer);
   phx_mem_info info{};
   info.struct_size = sizeof info;
   info.live = block->live() ? 1 : 0;

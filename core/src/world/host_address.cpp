@@ -14,13 +14,15 @@
 #include <cstring>
 #include <memory>
 
+#include "base/environment.h"
 #include "base/error.h"
 
 namespace phx {
 namespace {
 
 // Named as torch's own backends name theirs; the first that is set counts.
-constexpr const char *kInterfaceVariables[] = {"PHALANX_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"};
+constexpr const char *kInterfaceVariables[] = {kVariables[variable("PHALANX_SOCKET_IFNAME")].name,
+                                               "GLOO_SOCKET_IFNAME"};
 constexpr const char *kAnywhere = "192.0.2.1";  // for documentation (RFC 5737): nothing is sent there
 
 HostAddress address_of(const sockaddr *socket_address) {

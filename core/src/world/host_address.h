@@ -17,7 +17,7 @@ namespace phx {
 //   3. that of this host's name;
 //   4. that on the default way;
 //   5. an address of the loopback device. Until here such an address does not count.
-// IPv4 comes before IPv6. Sends nothing, but a name that is no address is looked up, which may take the time of the
+// IPv4 comes before IPv6. Sends nothing, but a name that is not an address is looked up, which may take the time of the
 // resolver.
 phx_status choose_address(const char *operation, const std::string &hint, HostAddress *out);
 // A listening socket at that address, at a free port, which it fills in.

@@ -146,7 +146,9 @@ HostDial::Step HostDial::connected() {
   hello_.pid = self_.pid;
   std::memcpy(hello_.hostname, self_.hostname, sizeof hello_.hostname);
   if (!fill_random(hello_.nonce, sizeof hello_.nonce))
-    return give_up(fail_errno(errno, "group_create", "group_create: the system gave no random bytes"));
+    return give_up(fail_errno(
+        errno, "group_create",
+        "group_create: neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?"));
   if (!send_record(socket_.get(), &hello_, sizeof hello_)) return lost(errno);
   phase_ = Phase::kGreeted;
   return Step::kWaits;

@@ -122,7 +122,7 @@ struct Dial {
   Fd socket;
   int32_t pid = 0;  // by SO_PEERCRED
 };
-// Connects to `record`'s world, checks the user on the other end and sends the hello. A stopped peer is no obstacle.
+// Connects to `record`'s world, checks the user on the other end and sends the hello. A stopped peer does not delay it.
 // PHX_ERR_TIMEOUT, without a text: the peer's queue of connections was full until the deadline.
 phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out);
 // Takes in the answer, without waiting for it. PHX_ERR_TIMEOUT, without a text: it has not come yet.

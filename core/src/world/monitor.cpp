@@ -550,6 +550,11 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
   return status;
 }
 
+bool Monitor::has_message(const Uuid &from, uint64_t group_id, uint64_t ordinal) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return inbox_.count(Key{from, group_id, ordinal}) != 0;
+}
+
 void Monitor::catch_up() {
   std::unique_lock<std::mutex> lock(mutex_);
   const uint64_t mine = ++asked_;

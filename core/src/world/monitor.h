@@ -73,6 +73,7 @@ class Monitor : private EventLoop {
   // link ended first, or PHX_ERR_REVOKED when `interrupted` was set. Records no error text.
   phx_status take(const Uuid &from, uint64_t group_id, uint64_t ordinal, const Deadline &deadline,
                   const std::atomic<int32_t> &interrupted, Message *out);
+  bool has_message(const Uuid &from, uint64_t group_id, uint64_t ordinal) const;  // whether `take` would return it
   // Drops the messages of that group with numbers of [from, to).
   void discard(uint64_t group_id, uint64_t from, uint64_t to);
   // This rank has begun the exchange of that number, so it asks for its descriptors; and it has ended the exchange,

@@ -87,7 +87,9 @@ phx_status World::listen_for_hosts(HostAddress *out) {
     phx_status status = choose_address("group_create", hint, &address_);
     if (status == PHX_OK) status = listen_at("group_create", &address_, &listener);
     if (status != PHX_OK) return status;
-    if (finalized()) return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+    if (finalized())
+      return fail(PHX_ERR_REVOKED, "group_create",
+                  "group_create: the world was finalized while the group was being created");
     if (!monitor_.listen_for_hosts(std::move(listener)))
       return fail_errno(errno, "group_create", "group_create: could not watch a listening socket");
     listens_.store(true, std::memory_order_release);
@@ -100,16 +102,18 @@ phx_status World::dial_host(const PeerRecord &peer) {
   const bool dials = peer.uuid < record_.uuid;
   if (dials && peer.address.family == 0)
     return fail(PHX_ERR_UNSUPPORTED, "group_create",
-                "group_create: rank %d (pid %d, %s) accepts no connections of other hosts", peer.rank, peer.pid,
+                "group_create: rank %d (pid %d, %s) does not accept connections from other hosts", peer.rank, peer.pid,
                 process_text(record_, peer).c_str())
         .peer(peer.rank);
   if (!dials && address().family == 0)
     return fail(PHX_ERR_UNSUPPORTED, "group_create",
-                "group_create: rank %d accepts no connections of other hosts, and rank %d (pid %d, %s) is to connect",
+                "group_create: rank %d does not accept connections from other hosts, and rank %d (pid %d, %s) has to "
+                "connect to it",
                 rank(), peer.rank, peer.pid, process_text(record_, peer).c_str())
         .peer(peer.rank);
   if (!dials || monitor_.dial_host(peer) == PHX_OK) return PHX_OK;
-  return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+  return fail(PHX_ERR_REVOKED, "group_create",
+              "group_create: the world was finalized while the group was being created");
 }
 
 // The error of a peer that was not connected by the deadline.
@@ -145,7 +149,7 @@ phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadl
     }
     if (status != PHX_ERR_TIMEOUT) return status;
     if (!deadline.passed()) continue;
-    return raise_late(peer, deadline, "accepted no connection");
+    return raise_late(peer, deadline, "did not accept a connection");
   }
 }
 
@@ -185,7 +189,8 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
   if (on_another_host(record_, peer)) {
     const phx_status status = monitor_.await_host(peer.uuid, until, out);
     if (status == PHX_ERR_REVOKED)
-      return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+      return fail(PHX_ERR_REVOKED, "group_create",
+                  "group_create: the world was finalized while the group was being created");
     return status != PHX_ERR_TIMEOUT || dials ? status : raise_accept_error();
   }
   if (!dials) {
@@ -199,7 +204,8 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
       if (*out) return PHX_OK;
       const auto dialed = dials_.find(peer.uuid);
       if (dialed == dials_.end())
-        return fail(PHX_ERR_REVOKED, "group_create", "group_create: the world was finalized meanwhile");
+        return fail(PHX_ERR_REVOKED, "group_create",
+                    "group_create: the world was finalized while the group was being created");
       const phx_status status = finish_dial(peer, &dialed->second, out);
       if (status != PHX_ERR_TIMEOUT) {
         dials_.erase(dialed);

@@ -62,7 +62,7 @@ def refuse(rank, n):
         outs = [np.zeros(4, np.float32) for _ in range(n)]
         for out, words in (
             (outs[:1], "list of 2 buffers"),
-            ([x[:3], x[:3]], "elements, the other side 4"),
+            ([x[:3], x[:3]], "elements, but the other side has 4"),
             ([outs[0], outs[1].astype(np.float64)], "dtype"),
             ([outs[0], 4096], "bare address"),
         ):

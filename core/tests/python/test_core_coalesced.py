@@ -119,8 +119,16 @@ def bad_lists(group):
         ("no source on the root", r"call 0 \(scatter\): source is missing", [Call.scatter(None, a)]),
         ("no root", r"call 0 \(broadcast\): root_group_rank", [Call.broadcast(a, root_group_rank=5)]),
         ("read-only output", "read-only", [Call.all_reduce(bytes(4), dtype="float32")]),
-        ("one output twice", "calls 0 and 1 overlap", [Call.all_reduce(a, b), Call.all_reduce(wide[:4], b)]),
-        ("an output that is read", "calls 0 and 1 overlap", [Call.all_reduce(a, b), Call.all_reduce(b, wide[:4])]),
+        (
+            "one output twice",
+            "calls 0 and 1 use the same memory",
+            [Call.all_reduce(a, b), Call.all_reduce(wide[:4], b)],
+        ),
+        (
+            "an output that is read",
+            "calls 0 and 1 use the same memory",
+            [Call.all_reduce(a, b), Call.all_reduce(b, wide[:4])],
+        ),
         ("overlap inside", "overlap", [Call.all_reduce(wide[:4], wide[2:6])]),
     ]
 
@@ -133,7 +141,7 @@ def refuse_bad_lists(rank, world_size):
                 continue  # the binding finds it on the root, before the core hears of a call
             with pytest.raises(InvalidArgumentError, match=text):
                 group.coalesced(calls)
-        with pytest.raises(UnsupportedError, match="band is not defined for float32"):
+        with pytest.raises(UnsupportedError, match="band is not defined for dtype float32"):
             group.coalesced([Call.all_reduce(np.ones(4, np.float32), op="band")])
         with pytest.raises(InvalidArgumentError, match="channel"):
             group.coalesced([], channel=99)

@@ -175,7 +175,7 @@ def all_reduce_complex(rank, world_size):
             group.all_reduce(inputs[rank], out, op="product")
             np.testing.assert_allclose(out, inputs[0] * inputs[1] * inputs[2], rtol=1e-5)
             for op in ("min", "max", "band"):
-                with pytest.raises(UnsupportedError, match=f"{op} is not defined for {dtype}"):
+                with pytest.raises(UnsupportedError, match=f"{op} is not defined for dtype {dtype}"):
                     group.all_reduce(inputs[rank], out, op=op)
 
 
@@ -333,7 +333,7 @@ def thread_per_channel(rank, world_size):
             thread.join()
         assert wrong == []
         assert group.sequence == 100
-        with pytest.raises(InvalidArgumentError, match="channel is 3; group 'all' has 3"):
+        with pytest.raises(InvalidArgumentError, match="channel is 3, but group 'all' has 3 channels"):
             group.all_reduce(np.ones(1), np.ones(1), channel=3)
         with pytest.raises(InvalidArgumentError, match="channel"):
             group.all_reduce(np.ones(1), np.ones(1), channel=-1)

@@ -81,5 +81,5 @@ def test_an_unknown_reduction_is_an_error_that_lists_the_known_ones(wish):
 
 
 def test_an_unknown_algorithm_is_an_error_that_lists_the_known_ones():
-    with pytest.raises(InvalidArgumentError, match=r"unknown algorithm 'ring'; use one of auto, one_shot, two_shot"):
+    with pytest.raises(InvalidArgumentError, match=r"unknown algorithm 'ring'; expected auto, one_shot, two_shot"):
         algo_of("ring")

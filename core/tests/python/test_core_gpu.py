@@ -154,11 +154,11 @@ def wrong_requests(rank, world_size):
         group = world.create_group("all", range(world_size))
         x, host = torch.zeros(8, device="cuda"), bytearray(32)
         torch.cuda.synchronize()
-        with pytest.raises(InvalidArgumentError, match="in is no memory that the GPU can reach"):
+        with pytest.raises(InvalidArgumentError, match="in is not memory that the GPU"):
             group.all_reduce(host, x.data_ptr(), 8, "float32", device=GPU)
-        with pytest.raises(UnsupportedError, match="the stream is what is waited for"):
+        with pytest.raises(UnsupportedError, match="wait for the stream"):
             group.all_reduce(x.data_ptr(), None, 8, "float32", device=GPU, blocking=False)
-        with pytest.raises(InvalidArgumentError, match="say so in phx_gpu_options.device"):
+        with pytest.raises(InvalidArgumentError, match="set phx_gpu_options.device"):
             group.all_reduce(host, None, 8, "float32", stream=64)
         with pytest.raises(InvalidArgumentError, match="unknown device 'tpu'"):
             group.all_reduce(x.data_ptr(), None, 8, "float32", device="tpu")
@@ -188,9 +188,9 @@ def messages(rank, world_size):
         group.messages(both, **where)
         stream.synchronize()
         assert torch.equal(out.cpu(), mine(peer, count).repeat(2))
-        with pytest.raises(UnsupportedError, match="names the rank it is from"):
+        with pytest.raises(UnsupportedError, match="PHX_ANY_RANK is not allowed"):
             group.recv(there, ANY_RANK, count, "float32", **where)
-        with pytest.raises(UnsupportedError, match="set work to NULL"):
+        with pytest.raises(UnsupportedError, match="work must be NULL"):
             group.send(at, peer, count, "float32", blocking=False, **where)
         group.barrier()
 
@@ -213,15 +213,15 @@ def fabric(rank, world_size):
         theirs = world.import_fabric(handle, "cuda")
         assert theirs.size == 1000 and theirs.device == GPU and theirs.address != block.address
         assert world.find(theirs.address + 5).address == theirs.address and world.mem_count().blocks == 2
-        with pytest.raises(InvalidArgumentError, match="another rank's"):
+        with pytest.raises(InvalidArgumentError, match="belongs to another rank"):
             world.export_fabric(theirs)
         del theirs
         assert world.mem_count().blocks == 1
-        with pytest.raises(NotFoundError, match="no live block"):
+        with pytest.raises(NotFoundError, match="was not allocated by phx_mem_alloc"):
             world.export_fabric(12345)
         with pytest.raises(InvalidArgumentError, match="handle is a str"):
             world.import_fabric("x" * 96)
-        with pytest.raises(UnsupportedError, match="not by 'memfd'"):
+        with pytest.raises(UnsupportedError, match="not 'memfd'"):
             world.import_fabric(handle, "cpu")
         return True
 

@@ -363,7 +363,7 @@ def uneven_and_rooted(rank, world_size, scale):
             ("count is needed", lambda: symm.reduce(0, None, dtype="int32", root_group_rank=(rank + 1) % world_size)),
             ("one for each rank", lambda: symm.all_gather_v(0, out, [1])),
             ("out has", lambda: symm.reduce_scatter_v(0, out[:0], [1] * world_size)),
-            ("do not fit", lambda: symm.all_gather_v(memory.size, out, [1] + [0] * (world_size - 1))),
+            ("end beyond", lambda: symm.all_gather_v(memory.size, out, [1] + [0] * (world_size - 1))),
         ):
             if world_size > 1:
                 with pytest.raises(InvalidArgumentError, match=text):
@@ -477,7 +477,7 @@ def streams_on_the_host(rank, world_size):
             lambda: symm.all_to_all_v(0, [1, 1], np.zeros(2, np.float32), [1, 1], stream=8),
         ]
         for call in calls:
-            with pytest.raises(InvalidArgumentError, match="stream is for memory of a GPU"):
+            with pytest.raises(InvalidArgumentError, match="the memory is not on a GPU"):
                 call()
         with pytest.raises(InvalidArgumentError, match="stream"):
             symm.all_reduce(0, None, 4, "float32", stream=-1)
@@ -486,7 +486,7 @@ def streams_on_the_host(rank, world_size):
             lambda: symm.wait_signal(0, stream=0),
             lambda: symm.barrier(stream=0),
         ):
-            with pytest.raises(UnsupportedError, match="not in memory of a GPU"):
+            with pytest.raises(UnsupportedError, match="memory is not on a GPU"):
                 call()
         symm.all_reduce(0, None, 4, "float32")  # nothing was sent
 
@@ -505,7 +505,7 @@ def gathered_in_one_range(rank, world_size):
         symm.all_gather(4096, whole, 8192, "uint8")  # moves nothing, and all have written
         assert bytes(whole) == b"".join(bytes([each + 1]) * 8192 for each in range(world_size))
         group.barrier()
-        with pytest.raises(InvalidArgumentError, match="no whole pages"):
+        with pytest.raises(InvalidArgumentError, match="multiples of the page size"):
             symm.gathered(100, 4096)
 
 

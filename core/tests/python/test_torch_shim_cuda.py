@@ -206,7 +206,7 @@ def arenas(rank, size):
             stream.synchronize()
         for wrong in (-1, 1):
             text = raises(ValueError, lambda wrong=wrong: P.arena_view(arena, 0, [1], torch.float32, wrong))
-            assert f"gpu is {wrong}" in text and "lies on cuda:0" in text
+            assert f"gpu is {wrong}" in text and "is on cuda:0" in text
         assert "gpu is 0" in raises(ValueError, lambda: P.arena_view(host, 0, [1], torch.float32, 0))
         assert "gpu is -2" in raises(ValueError, lambda: P.symm_arena(64, "plan", "g", -2))
         text = raises(ValueError, lambda: P.arena_view(arena.cuda(), 0, [1], torch.float32))
@@ -254,7 +254,7 @@ def mixed(rank, size):
             ),
             (
                 lambda: P.all_reduce_coalesced([gpu, x], "sum", "g"),
-                ["all_reduce_coalesced on group 'g'", "inputs lie on cuda:0 and on the CPU"],
+                ["all_reduce_coalesced on group 'g'", "the inputs are on cuda:0 and on the CPU"],
             ),
             (lambda: P.mm_into_(gpu, gpu, x), ["mm_into_", "out is on cuda:0 and b on the CPU"]),
             (lambda: P.mm_reduce_scatter(gpu, x, "sum", size, "g", 0), ["b is on the CPU", "must be on cuda:0"]),

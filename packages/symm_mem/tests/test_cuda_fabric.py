@@ -103,7 +103,7 @@ def refuses(rank, world_size, name):
     handle = symm_mem.export_fabric(block)
     with pytest.raises(InvalidArgumentError, match="not in symmetric memory"):
         symm_mem.export_fabric(torch.ones(3, device="cuda"))
-    with pytest.raises(UnsupportedError, match="not in memory of a GPU"):
+    with pytest.raises(UnsupportedError, match="memory is not on a GPU"):
         symm_mem.export_fabric(symm_mem.empty(3))
     with pytest.raises(InvalidArgumentError, match="needs 36 bytes; the block has 32"):
         symm_mem.import_fabric(handle, (8,), (1,), torch.float32, storage_offset=1)
@@ -117,7 +117,7 @@ def refuses(rank, world_size, name):
         symm_mem.import_fabric("handle", (8,), (1,), torch.float32)
     with pytest.raises(InvalidArgumentError, match="95 bytes instead of 96"):
         symm_mem.import_fabric(handle[:-1], (8,), (1,), torch.float32)
-    with pytest.raises(InvalidArgumentError, match="no handle that"):
+    with pytest.raises(InvalidArgumentError, match="not a handle of"):
         symm_mem.import_fabric(bytes(96), (8,), (1,), torch.float32)
     theirs = symm_mem.import_fabric(handle, (8,), (1,), torch.float32)
     with pytest.raises((InvalidArgumentError, NotFoundError), match="symmetric"):

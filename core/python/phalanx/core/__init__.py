@@ -53,6 +53,8 @@ if TYPE_CHECKING:
     from phalanx.core.work import Work
     from phalanx.core.world import World
 
+    __version__: str
+
 __all__ = [
     "ANY_RANK",
     "AbiError",
@@ -96,6 +98,7 @@ __all__ = [
     "WaitTimeoutError",
     "Work",
     "World",
+    "__version__",
     "as_store",
     "check",
     "ffi",
@@ -131,6 +134,7 @@ _HOMES = {
     "Tuning": "tuning",
     "Work": "work",
     "World": "world",
+    "__version__": "_version",
     "as_store": "store",
     "check": "errors",
     "ffi": "_lib",
@@ -144,7 +148,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'phalanx.core' has no attribute {name!r}")
     home = _HOMES.get(name, "errors")
-    value = getattr(import_module(f"phalanx.core.{home}"), name)
+    value = getattr(import_module(f"phalanx.core.{home}"), "version" if name == "__version__" else name)
     globals()[name] = value
     return value
 

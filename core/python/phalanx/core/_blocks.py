@@ -14,7 +14,7 @@ class BlockSides(NamedTuple):
 
     Attributes:
         source, out: For C: a pointer, or an array of phx_block.
-        n: Elements of the side that is no list.
+        n: Elements of the side that is not a list.
         dtype: Their type.
         operands: What must stay alive.
     """
@@ -60,7 +60,9 @@ def resolve_blocks(
         n, listed, name = (sent[0], received, "out") if spec.out_blocks else (received[0], sent, "source")
         wrong = [i for i, m in enumerate(listed) if m != n and (root is not None or i == ranks.group_rank)]
         if wrong:
-            raise InvalidArgumentError(f"{name}[{wrong[0]}] has {listed[wrong[0]]} elements, the other side {n}")
+            raise InvalidArgumentError(
+                f"{name}[{wrong[0]}] has {listed[wrong[0]]} elements, but the other side has {n}; give as many"
+            )
     return BlockSides(
         _c_side(sources, sent, spec.source_blocks), _c_side(outs, received, spec.out_blocks), n, kind, (*sources, *outs)
     )
@@ -78,7 +80,7 @@ def _operands(value: Any, name: str, blocks: bool, writable: bool, ranks: Ranks)
 def _sized(value: Any, name: str, writable: bool) -> Operand:
     result = operand(value, name, writable)
     if result.nbytes is None:
-        raise InvalidArgumentError(f"{name} is a bare address, whose length nobody knows; give a buffer or a Memory")
+        raise InvalidArgumentError(f"{name} is a bare address, which has no length; give a buffer or a Memory")
     return result
 
 
@@ -88,7 +90,7 @@ def _elements(operands: Sequence[Operand], name: str, dtype: DType) -> list[int]
         n, rest = divmod(item.nbytes or 0, dtype.itemsize)
         if rest:
             raise InvalidArgumentError(
-                f"{name}[{i}] has {item.nbytes} bytes, which is no multiple of the {dtype.itemsize} of an element"
+                f"{name}[{i}] has {item.nbytes} bytes, which is not a multiple of the element size, {dtype.itemsize}"
             )
         counts.append(n)
     return counts

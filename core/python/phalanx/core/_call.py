@@ -176,11 +176,11 @@ def resolve_count(wish: int | None, itemsize: int, sides: Sequence[tuple[str, Op
             raise InvalidArgumentError("count is needed: this rank gives no buffer to derive it from")
         name, first, factor = sides[0]
         if first.nbytes is None:
-            raise InvalidArgumentError(f"count is needed: {name} is a bare address")
+            raise InvalidArgumentError(f"count is needed: {name} is a bare address, which has no length; give count")
         count, rest = divmod(first.nbytes, itemsize * factor)
         if rest:
             raise InvalidArgumentError(
-                f"{name} has {first.nbytes} bytes, which is no multiple of {factor} x {itemsize} "
+                f"{name} has {first.nbytes} bytes, which is not a multiple of {factor} x {itemsize} "
                 "bytes; give count, or a buffer of fitting size"
             )
         for other_name, other, times in sides[1:]:

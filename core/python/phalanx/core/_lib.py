@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from phalanx.core import _paths, interrupts
+from phalanx.core import _log, _paths, interrupts
 
 _NODELETE = os.RTLD_NODELETE
 ABI_VERSION = 0  # of the headers that this binding was written for
@@ -95,6 +95,7 @@ def _load() -> tuple[Any, Any, Path]:
     lib = open_library(ffi, path)
     _check(ffi, lib, path)
     interrupts.install(ffi, lib)
+    _log.install(ffi, lib)
     return ffi, lib, path
 
 

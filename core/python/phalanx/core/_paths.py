@@ -41,7 +41,7 @@ def library() -> Path:
 
 
 def data_dir(name: str) -> Path:
-    """Find a directory that ships beside the library; in the source tree, the headers are where they are written.
+    """Find a directory that ships with the library; in the source tree, the headers are where they are written.
 
     Args:
         name: Relative path inside the package: "cmake", "include" or "lib".

@@ -50,7 +50,7 @@ class ReduceOp(IntEnum):
 
 
 class Algo(IntEnum):
-    """How a collective runs. AUTO chooses by size, and alike on all ranks.
+    """How a collective runs. AUTO chooses by size, in the same way on all ranks.
 
     MULTIMEM wants NVLink switches, on symmetric memory of GPUs: the bits of sums of floats are then the same on all
     ranks, but not always those of the host, nor those of the call before.
@@ -99,15 +99,15 @@ def _choose(table: dict[object, _Choice], wish: object, what: str) -> _Choice:
     try:
         return table[key]
     except (KeyError, TypeError):
-        names = ", ".join(str(name) for name in table if isinstance(name, str))
-        raise InvalidArgumentError(f"unknown {what} {wish!r}; use one of {names}") from None
+        *names, last = (name for name in table if isinstance(name, str))
+        raise InvalidArgumentError(f"unknown {what} {wish!r}; expected {', '.join(names)} or {last}") from None
 
 
 def dtype_of(wish: DType | int | str) -> DType:
     """The DType of a name ("float32") or number (PHX_DTYPE_F32).
 
     Raises:
-        InvalidArgumentError: There is no such type.
+        InvalidArgumentError: The type is unknown.
     """
     return _choose(_DTYPES, wish, "dtype")
 
@@ -116,7 +116,7 @@ def reduce_op_of(wish: ReduceOp | int | str) -> ReduceOp:
     """The ReduceOp of a name ("sum") or number (PHX_OP_SUM).
 
     Raises:
-        InvalidArgumentError: There is no such reduction.
+        InvalidArgumentError: The reduction is unknown.
     """
     return _choose(_OPS, wish, "reduce op")
 
@@ -125,7 +125,7 @@ def algo_of(wish: Algo | int | str) -> Algo:
     """The Algo of a name ("one_shot") or number (PHX_ALGO_ONE_SHOT).
 
     Raises:
-        InvalidArgumentError: There is no such algorithm.
+        InvalidArgumentError: The algorithm is unknown.
     """
     return _choose(_ALGOS, wish, "algorithm")
 

@@ -283,7 +283,7 @@ def check(status: int) -> int:
         status: What a phx_* function returned on this thread, as its last call.
 
     Returns:
-        The status when it is no error: 0, or 1 for "not yet".
+        The status when it is not an error: 0, or 1 for "not yet".
 
     Raises:
         PhalanxError: The subclass that fits the status.

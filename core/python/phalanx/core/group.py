@@ -338,7 +338,7 @@ class Group(GroupCalls):
             timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
 
         Raises:
-            InvalidArgumentError: A value is out of range; raised on every rank alike.
+            InvalidArgumentError: A value is out of range; raised on every rank.
 
         Example:
             >>> group.set_tuning(Tuning(one_shot_bytes=4096))
@@ -382,7 +382,7 @@ class Group(GroupCalls):
             timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
 
         Raises:
-            InvalidArgumentError: A value is out of range; raised on every rank alike.
+            InvalidArgumentError: A value is out of range; raised on every rank.
 
         Example:
             >>> group.set_gpu_tuning(GpuTuning(line_bytes=4096))

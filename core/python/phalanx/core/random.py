@@ -93,7 +93,7 @@ def fill(
 
     Raises:
         InvalidArgumentError: An argument makes no sense (a > b, a negative standard deviation, p above 1).
-        UnsupportedError: There is no such kind for this type.
+        UnsupportedError: The kind is not available for this type.
 
     Example:
         >>> whole, end = array("f", [0] * 4), array("f", [0] * 2)
@@ -146,7 +146,7 @@ def fill_integers(
 
     Raises:
         InvalidArgumentError: An argument makes no sense.
-        UnsupportedError: There are no such elements of this type.
+        UnsupportedError: The values are not available for this type.
 
     Example:
         >>> out = array("i", [0] * 4)

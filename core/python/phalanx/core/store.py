@@ -311,7 +311,7 @@ def _key(key: Any) -> str:
 
 
 def _is_timeout(error: BaseException, started: float, timeout_ms: int) -> bool:
-    # torch raises DistStoreError, a RuntimeError, for a timeout and for other failures alike.
+    # torch raises DistStoreError, a RuntimeError, both for a timeout and for other failures.
     if isinstance(error, TimeoutError):
         return True
     text = str(error).lower()
@@ -330,7 +330,7 @@ def _ask(check: Callable[[list[str]], bool], keys: list[str], end: float) -> Non
     while not check(keys):
         left_s = end - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError(f"{keys[0]!r} is not there")
+            raise TimeoutError(f"key {keys[0]!r} is not in the store")
         time.sleep(min(pause_s, left_s))
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -118,7 +118,7 @@ class Symm(Uncopied):
             group_rank: The rank whose block it is.
 
         Raises:
-            InvalidArgumentError: There is no such rank.
+            InvalidArgumentError: The rank is not in the group.
             UnsupportedError: The blocks are not in host memory.
 
         Example:
@@ -140,7 +140,7 @@ class Symm(Uncopied):
             group_rank: The rank whose pad it is.
 
         Raises:
-            InvalidArgumentError: There is no such rank.
+            InvalidArgumentError: The rank is not in the group.
             UnsupportedError: The pads are not in host memory.
 
         Example:

@@ -65,7 +65,7 @@ class TorchOps(NamedTuple):
             status: What the function returned on this thread, as its last call.
 
         Returns:
-            The status when it is no error.
+            The status when it is not an error.
 
         Raises:
             PhalanxError: The subclass that fits the status.
@@ -88,7 +88,7 @@ def load_torch_ops() -> TorchOps:
     """Load libphalanx_torch.so, which registers the ops. A later call returns the same.
 
     The caller must have imported torch: the library uses the torch that is loaded. It is looked
-    for beside libphalanx.so.0. Thread-safe; not collective.
+    for in the folder of libphalanx.so.0. Thread-safe; not collective.
 
     Returns:
         ffi and lib for the phxt_* functions.

@@ -41,7 +41,7 @@ class GpuTuning:
     Sizes are at most `NEVER`, which no input has.
 
     Attributes:
-        line_bytes: all_reduce: the largest input that is sent beside flags. The signal pads have room for 32 KiB.
+        line_bytes: all_reduce: the largest input that is sent with flags. The signal pads have room for 32 KiB.
         two_shot_bytes: all_reduce of ordinary memory: from this input on each rank reduces a part.
         multicast_bytes: all_gather into symmetric memory: results from this size on go by NVLink switches, where there
             are some.
@@ -143,7 +143,7 @@ def c_tuning(tuning: Tuning) -> Any:
     """A phx_tuning pointer.
 
     Raises:
-        InvalidArgumentError: It is no Tuning, or holds what is no size.
+        InvalidArgumentError: It is not a Tuning, or a value is not a size.
     """
     if not isinstance(tuning, Tuning):
         raise InvalidArgumentError(f"tuning is {tuning!r}; give a phalanx.core.Tuning")
@@ -166,7 +166,7 @@ def c_gpu_tuning(tuning: GpuTuning) -> Any:
     """A phx_gpu_tuning pointer.
 
     Raises:
-        InvalidArgumentError: It is no GpuTuning, or holds what is no size.
+        InvalidArgumentError: It is not a GpuTuning, or a value is not a size.
     """
     if not isinstance(tuning, GpuTuning):
         raise InvalidArgumentError(f"tuning is {tuning!r}; give a phalanx.core.GpuTuning")
@@ -181,7 +181,7 @@ def c_path(path: str | os.PathLike[str] | None) -> Any:
     """A path for C; NULL is the usual place.
 
     Raises:
-        InvalidArgumentError: It is no path.
+        InvalidArgumentError: It is not a path.
     """
     if path is None:
         return ffi.NULL

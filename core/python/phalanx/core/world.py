@@ -164,7 +164,7 @@ class World(Uncopied):
         Raises:
             InvalidArgumentError: This rank is not among `ranks`, or one is there twice.
             UnsupportedError: The ranks are on several hosts, and one of them has no UCX; the text says what to install.
-                Raised on every rank alike.
+                Raised on every rank.
             WaitTimeoutError: Ranks did not come; the text names them.
 
         Example:
@@ -251,7 +251,7 @@ class World(Uncopied):
         """
         length, place = c_size(size), device_of(device)
         if alloc_id is None and scope is not None:
-            raise InvalidArgumentError("scope is of use only with an alloc_id; give both or none")
+            raise InvalidArgumentError("scope is given without alloc_id; give both, or neither")
         out = ffi.new("void **")
         world = self._handle.pointer
         if alloc_id is None:
@@ -270,7 +270,7 @@ class World(Uncopied):
 
         Raises:
             InUseError: It is alive.
-            NotFoundError: There is no such block.
+            NotFoundError: The block does not exist.
 
         Example:
             >>> block = world.alloc(64, alloc_id=7)
@@ -347,7 +347,7 @@ class World(Uncopied):
             The block; it is unmapped when the Memory is gone. It has no signals, and cannot be offered to a rendezvous.
 
         Raises:
-            InvalidArgumentError: `handle` is no such handle.
+            InvalidArgumentError: `handle` was not made by `export_fabric`.
             UnsupportedError: That GPU or its driver has no such handles; the text says why.
             DeviceError: The driver does not map it; for one, because the block has been freed.
         """
