@@ -115,7 +115,7 @@ def out_of_the_ordinary(rank, size):
         ops.blocking_all_reduce_(leaf, "sum", name)
     assert torch.equal(leaf.detach(), whole) and leaf._version > before
     for op in (ops.blocking_all_reduce, ops.blocking_all_reduce_):
-        with pytest.raises(ValueError, match="Invalid reduce operation most"):
+        with pytest.raises(ValueError, match=r"reduce op\w* '?most"):
             op(x, "most", name)
         with pytest.raises(RuntimeError, match="only sum and avg are defined for complex64"):
             op(z.clone(), "max", name)

@@ -14,6 +14,7 @@ or a list says only what this rank does.
 """
 
 import warnings
+from typing import TYPE_CHECKING
 
 from phalanx.collectives import _barrier, _kernels, _library, _p2p_ops, _process_group, _torch_compat, c10d
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
@@ -122,6 +123,18 @@ __all__ = [
     "send",
     "wait_tensor",
 ]
+
+__version__: str
+
+if not TYPE_CHECKING:  # or type checkers would accept any name
+
+    def __getattr__(name: str) -> str:
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version  # looked up only if it is asked for: it takes milliseconds
+
+        return version("phalanx-collectives")
+
 
 # As torch has them.
 _coalescing_manager = coalescing_manager

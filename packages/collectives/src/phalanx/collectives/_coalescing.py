@@ -79,8 +79,8 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
         if is_dynamo_compiling() or is_tracing():
             return self
         if self._recorder is not None:
-            raise RuntimeError("coalescing_manager: this one is open already; make another one")
-        group = find(self._group)
+            raise RuntimeError("coalescing_manager: this manager is open already; make a new one for each with block")
+        group = find(self._group, "", "coalescing_manager")
         recorder = Recorder(group)
         process_group = group_named(group.name)
         _recording.begin(group, recorder)
@@ -120,7 +120,7 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
         """Wait until all of the body is complete. Without async_ops there is nothing to wait for.
 
         Args:
-            timeout: How long; None is the default of the process group.
+            timeout: How long to wait; None is the timeout of the process group.
 
         Raises:
             RuntimeError: The body has not been left yet.

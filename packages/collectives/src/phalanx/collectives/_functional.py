@@ -49,7 +49,9 @@ class Operation(Start):
             tensor, args: The arguments of the op but the group's size and name.
         """
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{self.collective.name} takes a torch.Tensor, not {type(tensor).__name__}")
+            raise TypeError(
+                f"{self.collective.function}: expected a torch.Tensor as `self`, not {type(tensor).__name__}"
+            )
         self.collective.check(group, tensor, *args)
         ensure_initialized(group, tensor)
         if self.collective.takes_size:
@@ -97,6 +99,8 @@ class InPlaceOperation(InPlace):
             recorder.write(self.collective, tensor, argument)
             return tensor
         target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+        if not isinstance(target, torch.Tensor):
+            raise TypeError(f"{self.collective.name}_: expected a torch.Tensor as `self`, not {type(target).__name__}")
         self.collective.check(group, target, argument)
         ensure_initialized(group, target)
         if recorder is not None and not is_tracing():
@@ -155,14 +159,14 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
         AsyncCollectiveTensor(tensor([3., 3.]))
     """
     if is_dynamo_compiling():
-        return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag)))
+        return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag, "all_reduce")))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if state is not None and state.fast_path:
             started = ALL_REDUCE.begin(self, reduceOp, state.op_name)
             if started is not None:
                 return started
-        return ALL_REDUCE.start(state or find(group, tag), self, reduceOp)
+        return ALL_REDUCE.start(state or find(group, tag, "all_reduce"), self, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -192,7 +196,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
     """
     dim = 0 if gather_dim == 0 else check_dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "all_gather_tensor")
         size = traced_size(name)
         traced = _traced(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
         return joined_at(traced, size, dim)
@@ -202,7 +206,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         if state is not None and state.fast_path:
             gathered = ALL_GATHER.begin(self, state.size, state.op_name)
         if gathered is None:
-            state = state or find(group, tag)
+            state = state or find(group, tag, "all_gather_tensor")
             gathered = ALL_GATHER.start(state, self)
         if dim == 0 or state is None:
             return gathered
@@ -245,13 +249,13 @@ def reduce_scatter_tensor(
     """
     dim = check_dim("reduce_scatter_tensor", "scatter_dim", scatter_dim, self.dim())
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "reduce_scatter_tensor")
         size = traced_size(name)
         parts = parts_first(self, size, dim)
         return _traced(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        state = state or find(group, tag)
+        state = state or find(group, tag, "reduce_scatter_tensor")
         parts = parts_first(self, state.size, dim)
         if state.fast_path:
             started = REDUCE_SCATTER.begin(parts, reduceOp, state.size, state.op_name)
@@ -293,13 +297,13 @@ def all_gather_v(
     """
     dim = check_dim("all_gather_v", "gather_dim", gather_dim, self.dim())
     rows = self if dim == 0 else self.movedim(dim, 0)
-    counts = _split_sizes("sizes", sizes)
+    counts = _split_sizes("all_gather_v", "sizes", sizes)
     if is_dynamo_compiling():
-        whole = _traced(torch.ops.phalanx.all_gather_v(rows, counts, traced_name(group, tag)))
+        whole = _traced(torch.ops.phalanx.all_gather_v(rows, counts, traced_name(group, tag, "all_gather_v")))
     else:
         state = _ready(group if type(group) is str else id(group)) if not tag else None
         try:
-            whole = _uneven(ALL_GATHER_V, state or find(group, tag), rows, counts)
+            whole = _uneven(ALL_GATHER_V, state or find(group, tag, "all_gather_v"), rows, counts)
         except (RuntimeError, ValueError) as error:
             fail(error)
     return whole if dim == 0 else wait_tensor(whole).movedim(0, dim).contiguous()
@@ -340,15 +344,15 @@ def reduce_scatter_v(
     """
     dim = check_dim("reduce_scatter_v", "scatter_dim", scatter_dim, self.dim())
     rows = self if dim == 0 else self.movedim(dim, 0)
-    counts = _split_sizes("sizes", sizes)
+    counts = _split_sizes("reduce_scatter_v", "sizes", sizes)
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "reduce_scatter_v")
         own = counts[own_rank(name)[0]]
         part = _traced(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), counts, own, name))
     else:
         state = _ready(group if type(group) is str else id(group)) if not tag else None
         try:
-            state = state or find(group, tag)
+            state = state or find(group, tag, "reduce_scatter_v")
             own = counts[state.group_rank] if state.group_rank < len(counts) else 0
             part = _uneven(REDUCE_SCATTER_V, state, rows, reduceOp, counts, own)
         except (RuntimeError, ValueError) as error:
@@ -379,14 +383,14 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
         AsyncCollectiveTensor(tensor([1]))
     """
     if is_dynamo_compiling():
-        return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag)))
+        return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag, "broadcast")))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if state is not None and state.fast_path:
             started = BROADCAST.begin(self, src, state.op_name)
             if started is not None:
                 return started
-        return BROADCAST.start(state or find(group, tag), self, src)
+        return BROADCAST.start(state or find(group, tag, "broadcast"), self, src)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -422,14 +426,16 @@ def all_to_all_single(
         >>> all_to_all_single(torch.tensor([10 * rank, 10 * rank + 1]), [1, 1], [1, 1], group)  # on rank 0
         AsyncCollectiveTensor(tensor([ 0, 10]))
     """
-    output_rows = _split_sizes("output_split_sizes", output_split_sizes)
-    input_rows = _split_sizes("input_split_sizes", input_split_sizes)
+    output_rows = _split_sizes("all_to_all_single", "output_split_sizes", output_split_sizes)
+    input_rows = _split_sizes("all_to_all_single", "input_split_sizes", input_split_sizes)
     if (output_split_sizes is None) != (input_split_sizes is None):
+        given, missing = ("input", "output") if output_split_sizes is None else ("output", "input")
         raise AssertionError(
-            "output_split_sizes and input_split_sizes must either be specified together or both set to None"
+            f"all_to_all_single: {given}_split_sizes is given and {missing}_split_sizes is None; give both, or None "
+            "for both for an even split"
         )
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "all_to_all_single")
         return _traced(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
@@ -437,7 +443,7 @@ def all_to_all_single(
             started = ALL_TO_ALL.begin(self, output_rows, input_rows, state.op_name)
             if started is not None:
                 return started
-        return ALL_TO_ALL.start(state or find(group, tag), self, output_rows, input_rows)
+        return ALL_TO_ALL.start(state or find(group, tag, "all_to_all_single"), self, output_rows, input_rows)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -500,7 +506,7 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
     try:
         if state is not None and state.fast_path and _ALL_REDUCE_.run(self, reduceOp, state.op_name) is not None:
             return self
-        return _ALL_REDUCE_.start(state or find(group, tag), self, reduceOp)
+        return _ALL_REDUCE_.start(state or find(group, tag, "all_reduce_"), self, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -528,7 +534,7 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
     try:
         if state is not None and state.fast_path and _BROADCAST_.run(self, src, state.op_name) is not None:
             return self
-        return _BROADCAST_.start(state or find(group, tag), self, src)
+        return _BROADCAST_.start(state or find(group, tag, "broadcast_"), self, src)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -552,9 +558,9 @@ def _uneven(operation: Operation, group: GroupState, rows: torch.Tensor, *args: 
     return operation.start(group, rows, *args) if started is None else started
 
 
-def _split_sizes(name: str, sizes: list[int] | None) -> list[int]:
+def _split_sizes(operation: str, name: str, sizes: list[int] | None) -> list[int]:
     if sizes is None:
         return []
     if not all(isinstance(size, (int, SymInt)) for size in sizes):
-        raise AssertionError(f"All {name} must be int or SymInt, got {sizes}")
+        raise AssertionError(f"{operation}: all entries of {name} must be int or SymInt, got {sizes}")
     return list(sizes)

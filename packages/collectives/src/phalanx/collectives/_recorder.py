@@ -113,8 +113,8 @@ class Recorder:
         """
         if target.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                f"{collective.name}_ writes into its argument, which has no gradient; use {collective.name}, or call "
-                "it with torch.no_grad() or on a detached tensor"
+                f"{collective.name}_: an op that writes into its argument has no gradient, and the argument needs one; "
+                f"use {collective.name}, or call it with torch.no_grad() or on a detached tensor"
             )
         self.write_into(collective, target, target, argument)
 
@@ -149,7 +149,9 @@ class Recorder:
 
     def _joined(self, gathered: torch.Tensor, dim: int) -> torch.Tensor:
         if not isinstance(gathered, AsyncCollectiveTensor):
-            raise TypeError(f"all_gather_tensor: a result was expected that is recorded, not {type(gathered).__name__}")
+            raise TypeError(
+                f"all_gather_tensor: expected a result that a coalescing_manager records, not {type(gathered).__name__}"
+            )
         whole, size = gathered.elem, self.group.size
         shape = list(whole.shape)
         shape[0] //= size
@@ -290,13 +292,14 @@ class Recorder:
             if changed or (here and source.data_ptr() != here) or (there and out.data_ptr() != there):
                 raise RuntimeError(
                     f"coalescing_manager on group '{self.group.name}': a tensor of shape {list(source.shape)} was "
-                    "changed in the body after a collective had taken it, which is sent only at the end of the body; "
-                    "change it before the call, or after the body. Nothing was sent"
+                    "changed in the body after it was passed to a collective, which is sent only at the end of the "
+                    "body; change the tensor before that call, or after the with block. Nothing was sent"
                 )
         core = self.group.core
         if core is None and (self._rows or self._rows_on):
             raise RevokedError(
-                f"coalescing_manager: group '{self.group.name}' was destroyed in the body; nothing was sent",
+                f"coalescing_manager on group '{self.group.name}': the group was destroyed in the body of the with "
+                "block; nothing was sent",
                 operation="coalesced",
                 group=self.group.name,
             )

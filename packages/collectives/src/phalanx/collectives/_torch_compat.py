@@ -374,7 +374,7 @@ def backend_of(group: dist.ProcessGroup, name: str) -> Any:
     for device, backend in dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).device_backend_map.items():
         if backend == name:
             return cast(Any, group)._get_backend(torch.device(device))
-    raise RuntimeError(f"the process group has no backend '{name}'")
+    raise RuntimeError(f"the process group has no backend '{name}'; it has {dist.get_backend_config(group)}")
 
 
 # ---- torch's own back ends -------------------------------------------------------------------------------------------

@@ -131,8 +131,8 @@ class C10dTransport:
         state = self.state
         if state.op_name != state.name and state_named(state.name) is not state:
             raise ValueError(
-                f"the name '{state.name}' means another process group now, and torch finds this one by no name: "
-                "register it again"
+                f"group '{state.name}': the name '{state.name}' means another process group now, and torch has no "
+                "other name for this one; register it again, under a name of its own"
             )
         return state.name
 

@@ -312,7 +312,7 @@ class DeferredWork(Work):
     def _begun(self) -> Work:
         if self._real is None:
             self._refuse()
-            raise RuntimeError("the message was never issued: its coalescing_manager failed before")
+            raise RuntimeError("a message was never issued: another call of its coalescing_manager failed before it")
         return self._real
 
     def wait(self, timeout: timedelta | None = None) -> bool:

@@ -125,6 +125,9 @@ class Extension:
     def ensure(self, force: bool) -> tuple[Path, bool]:
         """Compile the module if it does not exist, or if `force`: for `phalanx build`.
 
+        Args:
+            force: Whether to compile it again if it exists.
+
         Returns:
             The path, and whether it existed before.
 

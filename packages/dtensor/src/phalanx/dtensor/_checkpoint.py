@@ -34,8 +34,8 @@ def _boxes(tensor: Any) -> list[_Box]:
     spec: DTensorSpec = tensor._spec
     if spec.is_partial:
         raise RuntimeError(
-            f"a DTensor with placements {list(spec.placements)} cannot be saved or loaded: no rank has its values; "
-            "redistribute it to Replicate() or Shard(dim) first"
+            f"checkpoint: a DTensor with placements {list(spec.placements)} cannot be saved or loaded, because no "
+            "rank has its values; redistribute it to Replicate() or Shard(dim) first"
         )
     if coordinate_of(spec.mesh) is None:
         return []
@@ -121,7 +121,7 @@ def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
                     local = local.narrow(dim, begin, size)
             return local
     raise ValueError(
-        f"checkpoint: of {index.fqn!r} this rank has no box at offset {tuple(index.offset or ())}; it has those at "
+        f"checkpoint: this rank has no part of {index.fqn!r} at offset {tuple(index.offset or ())}; its parts are at "
         f"{[box.offsets for box in boxes]}: save and load with the placements that the plan was made for"
     )
 

@@ -179,10 +179,10 @@ class DTensorSpec:
         )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which gives another one")
+        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which returns a new one")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r})")
+        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which returns a new one")
 
     def __copy__(self) -> "DTensorSpec":
         return self
@@ -264,7 +264,7 @@ def _make(
     size = _size(shape)
     symbolic = not all(type(n) is int for n in size)
     if not symbolic and any(n < 0 for n in size):
-        raise ValueError(f"DTensorSpec: no size may be negative, and the shape is {tuple(size)}")
+        raise ValueError(f"DTensorSpec: the shape is {tuple(size)}, and no size may be negative")
     steps = _layout.contiguous_stride(size) if stride is None else tuple(stride)
     if len(steps) != len(size):
         raise ValueError(
@@ -278,7 +278,9 @@ def _make(
             and placement.reduce_op in _BITWISE
             and (dtype.is_floating_point or dtype.is_complex)
         ):
-            raise ValueError(f"{placement!r} needs integers or bools, and the tensor is {dtype}: write Partial('sum')")
+            raise ValueError(
+                f"{placement!r} is for integers and bools, and the tensor is {dtype}: write Partial('sum')"
+            )
     _layout.check_sizes(size, mesh.shape, placed)
     if symbolic:
         return _fill(_SymbolicSpec, mesh, placed, size, steps, dtype)

@@ -181,8 +181,8 @@ def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], d
             extremes = pc.wait_tensor(pc.all_reduce(extremes, "max", name))
     except RuntimeError as error:
         raise RuntimeError(
-            f"{_shown(graph, collectives)}: this rank runs it for the first time, and the ranks of the groups "
-            f"{list(names)} did not all come to agree on it: {error}"
+            f"{_shown(graph, collectives)}: this rank runs the graph for the first time, and could not compare it with "
+            f"the other ranks of the groups {list(names)}: {error}"
         ) from error
     if extremes.tolist() != [digest, -digest]:
         raise RuntimeError(_difference(graph, collectives, names, device_type))
@@ -207,9 +207,9 @@ def _difference(graph: str, collectives: Sequence[str], names: Sequence[str], de
         f"rank{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}: {text}" for text, own in ranks.items()
     )
     return (
-        f"ranks compiled different graphs, so that their collectives would not meet: {shown}. All ranks of a mesh must "
-        "compile the same collectives in the same order: look for what depends on the rank in the compiled function, "
-        "or compile it with dynamic=False"
+        f"the ranks compiled different graphs, so their collectives do not match: {shown}. All ranks of a mesh must "
+        "compile the same collectives in the same order: look for code in the compiled function that depends on the "
+        "rank, or compile it with dynamic=False"
     )
 
 

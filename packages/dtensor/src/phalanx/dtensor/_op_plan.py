@@ -20,7 +20,7 @@ from phalanx.dtensor._mode import is_strict, strict_error
 from phalanx.dtensor._redistribute import RedistributePlan
 from phalanx.dtensor._rules.local_adjustments import LocalWork, results_of
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import bare, is_recorded
+from phalanx.dtensor._torch_compat import bare, is_recorded, is_torch_dtensor
 
 Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
@@ -162,9 +162,9 @@ def check_writable(op: Any, tensor: Any) -> None:
     """Refuse to write into a view that is a copy: the tensor viewed would not change."""
     if getattr(tensor, "_is_view_of_copy", False) or _lies_elsewhere(tensor):
         raise RuntimeError(
-            f"{op}: it writes into a view that needed communication, or another layout, so that it is a copy, and the "
-            "tensor viewed would not change: redistribute that tensor before the view is taken, or clone() the view to "
-            "write into it"
+            f"{op}: it writes into a view that needed communication, or another layout: such a view is a copy, so the "
+            "original tensor would not change. Redistribute that tensor before the view is taken, or clone() the "
+            "view to write into it"
         )
 
 
@@ -302,3 +302,19 @@ def _flat(values: Sequence[Any]) -> list[Any]:
     for value in values:
         found += value if isinstance(value, list) else [value]
     return found
+
+
+def mixed(op: Any, tensor: object, advice: str) -> RuntimeError:
+    """The error of an op that gets DTensors and a tensor that is not one.
+
+    Args:
+        op: The op, or its name.
+        tensor: The tensor that is not a DTensor of this package.
+        advice: What to do if it is a plain tensor.
+    """
+    if is_torch_dtensor(tensor):
+        return RuntimeError(
+            f"{op}: a torch DTensor and a phalanx DTensor cannot be mixed in one op; convert one of them with "
+            "phalanx.dtensor.from_torch(tensor) or phalanx.dtensor.to_torch(tensor)"
+        )
+    return RuntimeError(f"{op}: got mixed distributed and non-distributed tensors: {advice}")

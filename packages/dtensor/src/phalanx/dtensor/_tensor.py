@@ -22,23 +22,23 @@ _functions: Any = None  # the module that implements from_local, to_local, redis
 
 
 class DTensor(torch.Tensor):
-    """A tensor that is spread over a mesh of ranks: each holds a local tensor, and all know how they fit together.
+    """A tensor that is sharded or replicated over a mesh of ranks. Each rank holds a local tensor.
 
-    `DTensor.from_local`, `distribute_tensor` and the factories make one. The constructor is for those who know what the
-    ranks have: it checks nothing among them and is not differentiable. Not collective.
+    `DTensor.from_local`, `distribute_tensor` and the factories make one. The constructor is for code that knows the
+    local tensors of all ranks: it does not compare them and is not differentiable. Not collective.
 
     Args:
-        local_tensor: What this rank has of it; any shape that its placements allow.
-        spec: What the tensor is; or its mesh, and then `placements` are needed, and `shape` where shards are uneven.
+        local_tensor: The local tensor of this rank, of any shape that the placements allow.
+        spec: The spec of the tensor; or its mesh, and then `placements` are needed, and `shape` if shards are uneven.
         placements: One for each mesh dim.
-        shape: The shape of the whole tensor; by default as if all ranks had a local tensor of this one's shape.
-        dtype: The dtype, which is that of the local tensor.
+        shape: The shape of the whole tensor; by default as if all ranks had a local tensor of this shape.
+        dtype: The dtype, which must be that of the local tensor.
         requires_grad: Whether to record gradients for it; by default as the local tensor does, with a warning if they
             differ.
         stride: The stride of the whole tensor.
 
     Raises:
-        TypeError: Something is of the wrong type.
+        TypeError: An argument has the wrong type.
         ValueError: The dtype is not that of the local tensor, or the spec does not fit (see `DTensorSpec`).
     """
 
@@ -66,7 +66,7 @@ class DTensor(torch.Tensor):
             )
         if not isinstance(spec, DTensorSpec):
             if placements is None:
-                raise TypeError("DTensor: with a mesh placements are needed: write DTensor(local, mesh, [Shard(0)])")
+                raise TypeError("DTensor: a mesh was given without placements: write DTensor(local, mesh, [Shard(0)])")
             spec = _local_spec.spec_of_local(local_tensor, spec, placements, shape, stride)
         if local_tensor.dtype != spec.dtype or (dtype is not None and dtype != spec.dtype):
             raise ValueError(
@@ -208,14 +208,17 @@ class DTensor(torch.Tensor):
         return made
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """What this rank has of it, with the same memory. Differentiable. Not collective.
+        """The local tensor of this rank, with the same memory. Differentiable. Not collective.
 
         Args:
-            grad_placements: What the gradients of the ranks are together; by default, the placements of this tensor
-                (Replicate for a Partial: every rank is to give the same gradient).
+            grad_placements: The placements of the gradients that the ranks give for their local tensors; by default
+                those of this tensor, with Replicate for Partial: then every rank must give the same gradient.
 
         Returns:
-            The local tensor; empty on a rank outside the mesh. If it is still on its way, its first use waits.
+            The local tensor; empty on a rank outside the mesh. If a collective still writes it, its first use waits.
+
+        Raises:
+            ValueError: With `grad_placements` a gradient would have another shape than the local tensor.
 
         Source: torch.distributed.tensor.DTensor.to_local.
         """
@@ -226,7 +229,15 @@ class DTensor(torch.Tensor):
         """The whole tensor, on every rank of the mesh. Differentiable. Collective over the mesh.
 
         Args:
-            grad_placements: What the gradients of the ranks are together; by default each has the whole gradient.
+            grad_placements: The placements of the gradients that the ranks give; by default Replicate: each rank gives
+                the whole gradient.
+
+        Returns:
+            A plain tensor; on a rank outside the mesh it is empty.
+
+        Raises:
+            ValueError: With `grad_placements` a gradient would have another shape.
+            PhalanxError: A rank failed, or did not call it in time.
 
         Source: torch.distributed.tensor.DTensor.full_tensor.
         """
@@ -254,8 +265,8 @@ class DTensor(torch.Tensor):
             backward_dtype: Convert the gradient to this dtype before it is redistributed.
 
         Raises:
-            RuntimeError: Placements are missing, or one is a Partial that the tensor has not.
-            ValueError: Placements are not one for each mesh dim.
+            RuntimeError: Placements are missing, or one is a Partial that the tensor does not have.
+            ValueError: There is not one placement for each mesh dim.
 
         Source: torch.distributed.tensor.DTensor.redistribute.
         """
@@ -267,7 +278,7 @@ def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
     """A method that torch would run on memory, of which a DTensor has none: the process would crash."""
 
     def refuse(self: DTensor, *args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError(f"{name}: a DTensor has no memory of its own, but the local tensors of its ranks: {instead}")
+        raise RuntimeError(f"{name}: a DTensor has no memory of its own, only local tensors on its ranks: {instead}")
 
     refuse.__name__ = name
     refuse.__doc__ = "Refused: the memory is that of the local tensors.\n\nRaises:\n    RuntimeError: Always."

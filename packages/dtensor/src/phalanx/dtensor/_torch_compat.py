@@ -637,6 +637,12 @@ def torch_dtensor() -> Any:
     return DTensor
 
 
+def is_torch_dtensor(value: object) -> bool:
+    """Whether a value is a DTensor of torch. It does not import the class."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 # ---- activation checkpoints ------------------------------------------------------------------------------------------
 
 

@@ -76,7 +76,7 @@ def get_symm_mem_workspace(group_name: str, min_size: int, device: torch.device 
     """
     if min_size < 0:
         raise InvalidArgumentError(f"get_symm_mem_workspace: min_size is {min_size}; expected a number of bytes")
-    buffers, place = _buffers.of(resolve(group_name)), with_index(torch.device(device))
+    buffers, place = _buffers.of(resolve(group_name, "get_symm_mem_workspace")), with_index(torch.device(device))
     key = place.type, place.index or 0
     workspace = buffers.workspaces[key] = _symmetric(buffers.workspaces.get(key), min_size, place, group_name)
     return workspace

@@ -176,8 +176,8 @@ class SymmetricMemory(metaclass=_HandleType):
             raise InvalidArgumentError(f"get_remote_tensor: dtype is {dtype!r}; give a torch.dtype")
         if self.offset % dtype.itemsize:
             raise InvalidArgumentError(
-                f"get_remote_tensor: the tensor starts at byte {self.offset}, which is no multiple of the "
-                f"{dtype.itemsize} bytes of {dtype}; use a dtype that fits"
+                f"get_remote_tensor: the tensor starts at byte {self.offset}, which is not a multiple of the "
+                f"{dtype.itemsize} bytes of {dtype}; use a dtype of fewer bytes"
             )
         return self._tensor("get_remote_tensor", self._buffers, peer, sizes, dtype, self.offset)
 
@@ -253,10 +253,10 @@ class SymmetricMemory(metaclass=_HandleType):
     ) -> torch.Tensor:
         if not isinstance(rank, int) or not 0 <= rank < self.world_size:
             raise InvalidArgumentError(
-                f"{operation}: rank is {rank!r}; group {self.group_name!r} has the ranks 0 to {self.world_size - 1}"
+                f"{operation}: rank is {rank!r}; the ranks of group {self.group_name!r} are 0 to {self.world_size - 1}"
             )
         if not all(isinstance(size, int) and size >= 0 for size in sizes):
-            raise InvalidArgumentError(f"{operation}: sizes is {sizes!r}; give a shape")
+            raise InvalidArgumentError(f"{operation}: sizes is {sizes!r}; give a shape, such as (4, 2)")
         pads = views is self._signal_pads
         nbytes, end = self.signal_pad_size if pads else self.buffer_size, start + prod(sizes) * dtype.itemsize
         if end > nbytes:
@@ -390,7 +390,13 @@ class SymmetricMemory(metaclass=_HandleType):
 
         Args:
             input, offset, val: As in `stream_write_value32`; `offset` is the first word.
-            count: Number of words.
+            count: The number of words.
+
+        Returns:
+            `input`.
+
+        Raises:
+            InvalidArgumentError: As in `stream_write_value32`.
         """
         written: torch.Tensor = torch.ops.phalanx.memset32_(input, offset, val, count)
         return written
@@ -487,4 +493,6 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
 
 def _check_handle(operation: str, handle: SymmetricMemory) -> None:
     if not isinstance(handle, SymmetricMemory):
-        raise InvalidArgumentError(f"{operation}: hdl is a {type(handle).__name__}; give what rendezvous returned")
+        raise InvalidArgumentError(
+            f"{operation}: hdl is a {type(handle).__name__}; give a SymmetricMemory, the result of rendezvous"
+        )

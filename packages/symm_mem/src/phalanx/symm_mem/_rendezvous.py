@@ -42,11 +42,11 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
         (2, 16)
     """
     allocation, offset = _allocation_of("rendezvous", tensor)
-    members = resolve(_group_of("rendezvous", allocation, group))
+    members = resolve(_group_of("rendezvous", allocation, group), "rendezvous")
     handle = handles_of(allocation).by_place.get((members, offset))
     if handle is not None:
         return handle
-    _cuda.refuse_capture("rendezvous", tensor.device, "ranks cannot meet then; do it before")
+    _cuda.refuse_capture("rendezvous", tensor.device, "ranks cannot connect during a capture; call it before")
     try:
         symm = members.initialize(current(), timeout_ms).rendezvous(allocation.address, timeout_ms)
     except PhalanxError as error:
@@ -56,7 +56,18 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
 
 
 def rendezvous_by_name(tensor: torch.Tensor, group_name: str | None = None) -> SymmetricMemory:
-    """`rendezvous` with the arguments of torch's `_SymmetricMemory.rendezvous`."""
+    """`rendezvous` with the arguments of torch's `_SymmetricMemory.rendezvous`. Collective as that.
+
+    Args:
+        tensor: As for `phalanx.symm_mem.rendezvous`.
+        group_name: The name of the group; None for the group that the tensor was allocated for.
+
+    Returns:
+        The handle.
+
+    Raises:
+        PhalanxError: As for `phalanx.symm_mem.rendezvous`.
+    """
     return rendezvous(tensor, group_name)
 
 
@@ -77,7 +88,7 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
         True
     """
     allocation, offset = _allocation_of("get_symmetric_memory", tensor)
-    members = resolve(_group_of("get_symmetric_memory", allocation, group))
+    members = resolve(_group_of("get_symmetric_memory", allocation, group), "get_symmetric_memory")
     handle = handles_of(allocation).by_place.get((members, offset))
     if handle is not None:
         return handle
@@ -85,8 +96,8 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
     symm = None if core_group is None else core_group.find_symm(allocation.address)
     if symm is None:
         raise NotFoundError(
-            "must invoke rendezvous on a tensor before calling get_symmetric_memory on it "
-            f"(this one has had none with group {members.name!r})",
+            f"get_symmetric_memory: this tensor had no rendezvous with group {members.name!r}; call "
+            "rendezvous(tensor, group) first, on all ranks of the group",
             group=members.name,
         )
     return _handle(allocation, members, symm, offset)  # the rendezvous was of another view of the block
@@ -106,7 +117,7 @@ def _handle(allocation: Allocation, members: RankGroup, symm: Symm, offset: int)
 
 
 def _allocation_of(operation: str, tensor: torch.Tensor) -> tuple[Allocation, int]:
-    place = find(tensor)
+    place = find(tensor, operation)
     if place is None:
         raise InvalidArgumentError(
             f"{operation}: the tensor ({list(tensor.shape)}, {tensor.dtype}, {tensor.device}) is ordinary memory, not "
@@ -119,6 +130,7 @@ def _group_of(operation: str, allocation: Allocation, group: GroupLike | None) -
     wish = allocation.group_name if group is None else group
     if wish is None:
         raise InvalidArgumentError(
-            f"{operation}: the tensor was allocated without a group_name, so a group must be given"
+            f"{operation}: no group was given, and the tensor was allocated without a group_name; give a group, such "
+            "as torch.distributed.group.WORLD"
         )
     return wish

@@ -54,7 +54,7 @@ def create(options: Any, nccl_options: Any) -> Any:
     hosts = _hosts_of(name, ranks, rank, store, timeout_ms, by_hand)
     connection = Connection(name, ranks, rank, Facts(store, timeout_ms, by_hand))
     spans_hosts = len(set(hosts)) > 1
-    if spans_hosts:  # whether the core can serve it shows when it is made, on all ranks alike
+    if spans_hosts:  # whether the core can serve it is known when it is made, with the same result on all ranks
         try:
             connection.group(timeout_ms)
         except UnsupportedError as error:
@@ -88,7 +88,9 @@ def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms
             answer = Bootstrap(own, name, ranks, rank, timeout_ms).run(refusal, host)
         except WaitTimeoutError as error:
             late = str(error).partition(" to call ")[0]
-            raise dist.DistBackendError(f"{late} to make it too, by init_process_group or new_group") from None
+            raise dist.DistBackendError(
+                f"{late} to make it too, by init_process_group or new_group. Check that all processes were started"
+            ) from None
         except PhalanxError as error:
             raise dist.DistBackendError(f"group '{name}': {error}") from error
     if answer.refusal:

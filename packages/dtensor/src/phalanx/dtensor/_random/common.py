@@ -8,7 +8,7 @@ import torch
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh
-from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._op_plan import bound, mixed
 from phalanx.dtensor._random import traced
 from phalanx.dtensor._random.fill import Distribution, fill_local
 from phalanx.dtensor._random.state import draw_key
@@ -24,9 +24,11 @@ def arguments_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
 
 def distributed(op: Any, value: Any) -> Any:
     if not isinstance(value, DTensor):
-        raise RuntimeError(
-            f"{op}: got mixed distributed and non-distributed tensors: every tensor among its arguments must be a "
-            "DTensor; make one with distribute_tensor, or with DTensor.from_local of what ranks have alike"
+        raise mixed(
+            op,
+            value,
+            "every tensor among its arguments must be a DTensor; make one with distribute_tensor, or with "
+            "DTensor.from_local if every rank has the same values",
         )
     return value
 
@@ -78,8 +80,8 @@ def terms(op: Any, spec: DTensorSpec) -> int | None:
             continue
         if placement.reduce_op not in _NOTHING:
             raise RuntimeError(
-                f"{op}: a tensor that is {placement!r} cannot be filled, since no terms are sure to give the value "
-                "exactly: redistribute it to Replicate first"
+                f"{op}: a tensor that is {placement!r} cannot be filled, because the terms of the ranks might not "
+                "give the exact value: redistribute it to Replicate first"
             )
         if index:
             neutral.append(_NOTHING[placement.reduce_op])

@@ -81,7 +81,8 @@ def seeded_fallback(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     """
     if is_traced():
         raise RuntimeError(
-            f"{op}: a compiled function cannot draw these numbers for a DTensor: call it outside, and pass the result"
+            f"{op}: a compiled function cannot draw these numbers for a DTensor: draw them outside of the function, "
+            "and pass the result to it"
         )
     names = [one.name for one in op._schema.arguments]
     values = bound(op, args, kwargs)

@@ -136,9 +136,9 @@ def agree_among(groups: Sequence[Any], device_type: str, where: str | None = Non
         if not torch.equal(state, mine):
             where = where or f"of the process groups {[group.group_name for group in groups]}"
             warnings.warn(
-                f"the random state of this rank was not that of the first rank of the mesh {where}, and is "
-                "now: ranks of a mesh draw random numbers together, so call torch.manual_seed with one seed on all, "
-                "or phalanx.dtensor.random.manual_seed(seed, mesh)",
+                f"the random state of this rank differed from that of the first rank of the mesh {where}, and was set "
+                "to it: the ranks of a mesh draw random numbers together, so call torch.manual_seed with the same "
+                "seed on all of them, or phalanx.dtensor.random.manual_seed(seed, mesh)",
                 stacklevel=2,
             )
             generator.set_state(state)

@@ -227,6 +227,6 @@ def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostM
                 known.add(after)
                 heapq.heappush(heap, (sum(one[place][0] for one, place in zip(lists, after, strict=True)), after))
     raise ValueError(
-        f"{match.call.op} writes into a tensor of placements {list(map(str, placements[0]))}, and no strategy of its "
-        f"rule '{match.rule.text}' leaves it there: redistribute it first, or use the op that returns a new tensor"
+        f"{match.call.op}: the op writes into a tensor of placements {list(map(str, placements[0]))}, and no strategy "
+        f"of its rule '{match.rule.text}' keeps them: redistribute it first, or use the op that returns a new tensor"
     )

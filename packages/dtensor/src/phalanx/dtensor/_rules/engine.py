@@ -99,15 +99,17 @@ class _Deriver:
     def __init__(self, text: str, ranks: Sequence[int]) -> None:
         self.rule = rule = parse(text)
         if len(ranks) != len(rule.inputs):
-            raise RuleError(f"the sharding rule '{text}' is for {len(rule.inputs)} tensors, the call has {len(ranks)}")
+            raise RuleError(
+                f"the sharding rule '{text}' is for {len(rule.inputs)} tensors, and the call has {len(ranks)}"
+            )
         counts: list[int] = []
         for index, (tensor, rank) in enumerate(zip(rule.inputs, ranks, strict=True)):
             left = rank - tensor.explicit_count
             if tensor.dims is not None and (left < 0 or (left and not tensor.batched)):
                 least = "at least " if tensor.batched else ""
                 raise RuleError(
-                    f"the sharding rule '{text}' wants {least}{tensor.explicit_count} dims in input {index}, "
-                    f"the call has {rank}"
+                    f"the sharding rule '{text}' needs {least}{tensor.explicit_count} dims in input {index}, "
+                    f"and the call has {rank}"
                 )
             counts.append(left if tensor.batched else 0)
         self.inputs = tuple(_expand(one, count) for one, count in zip(rule.inputs, counts, strict=True))

@@ -145,12 +145,23 @@ class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "".join(f"{line}\n" for line in lines)
 
     def log_comm_debug_tracing_table_to_file(self, file_name: str = "comm_mode_log.txt", noise_level: int = 3) -> None:
-        """Write the table into a file, without colours."""
+        """Write the table of `generate_comm_debug_tracing_table` into a file, without colours.
+
+        Args:
+            file_name: The path of the file.
+            noise_level: As for `generate_comm_debug_tracing_table`.
+        """
         Path(file_name).write_text(_COLOR.sub("", self.generate_comm_debug_tracing_table(noise_level)))
 
     def generate_json_dump(self, file_name: str = "comm_mode_log.json", noise_level: int = 3) -> None:
-        """Write the tree into a file as JSON: for each module fqn, module_type, parameters, collectives, operations and
-        children."""
+        """Write the tree of modules into a file as JSON.
+
+        Each module has fqn, module_type, parameters, collectives, operations and children.
+
+        Args:
+            file_name: The path of the file.
+            noise_level: As for `generate_comm_debug_tracing_table`.
+        """
         helper = self.advanced_module_tracker.module_helper_dict
         nodes: dict[str, dict[str, Any]] = {}
         for name, about in helper.items():

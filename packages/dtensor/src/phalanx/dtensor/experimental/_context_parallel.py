@@ -141,14 +141,16 @@ def _check_buffers(buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: S
             f"for {len(buffers)}"
         )
     if not all(any(one is buffer for buffer in buffers) for one in kept):
-        raise ValueError("context_parallel: no_restore_buffers must be some of the buffers, and has another tensor")
+        raise ValueError("context_parallel: no_restore_buffers has a tensor that is not one of the buffers")
     for index, (buffer, dim) in enumerate(zip(buffers, dims, strict=True)):
         if not -buffer.ndim <= dim < buffer.ndim:
-            raise ValueError(f"context_parallel: buffer {index} has shape {tuple(buffer.shape)}, and no dim {dim}")
+            raise ValueError(
+                f"context_parallel: buffer {index} has shape {tuple(buffer.shape)}, which has no dim {dim}"
+            )
         if buffer.requires_grad or isinstance(buffer, DTensor):
             raise ValueError(
-                f"context_parallel: buffer {index} requires gradients or is a DTensor: it is cut in place, so give a "
-                "plain tensor, and take what is computed from it within the context"
+                f"context_parallel: buffer {index} requires gradients or is a DTensor. It is split in place, so give a "
+                "plain tensor without gradients"
             )
 
 
@@ -293,7 +295,7 @@ class _Attention(TorchFunctionMode):
         if whole < 0:
             raise ValueError(
                 "context_parallel: two buffers of different lengths have parts of one length on a rank, so the length "
-                "of the whole is not known: pad them to one length, or to multiples of twice the ranks"
+                "of the whole is not known: pad them to the same length, or to multiples of twice the number of ranks"
             )
         return whole
 
@@ -395,7 +397,9 @@ def _gradients(ctx: Any, grad: torch.Tensor | None, _: Any) -> Any:
 
 
 def _no_gradients(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError("context_parallel: attention has no gradients of gradients: attend to DTensors on the mesh")
+    raise RuntimeError(
+        "context_parallel: attention has no second derivatives: call attention with DTensors on the mesh instead"
+    )
 
 
 add_gradient("phalanx_dtensor::ring_attention", _gradients, _save, _library)

@@ -68,7 +68,9 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
                 "torch.ops.library.name.default"
             )
         if _custom_handlers.find(one) is not None:
-            raise ValueError(f"register_sharding: {one} is done by this package itself, and takes no rule")
+            raise ValueError(
+                f"register_sharding: {one} has a handler of its own in this package, so it cannot have a rule"
+            )
 
     if rule is not None:
         for one in ops:
@@ -190,7 +192,7 @@ def _strategy(call: Call, index: int, given: Any, sizes: dict[str, int]) -> Stra
                 raise ValueError(f"{where}: argument {number} is a tensor, and has no placement: write Replicate()")
             wanted.append(_on(where, number, _placement(where, placement), value))
         elif placement is not None:
-            raise ValueError(f"{where}: argument {number} is no tensor, and has {placement!r}: write None")
+            raise ValueError(f"{where}: argument {number} is not a tensor, and has {placement!r}: write None")
     if len(inputs) > len(flat):
         raise ValueError(f"{where} has placements for {len(inputs)} arguments, and the call has {len(flat)}")
     cut = tuple((at, one.dim) for at, one in enumerate(wanted) if isinstance(one, Shard))
@@ -204,10 +206,12 @@ def _strategy(call: Call, index: int, given: Any, sizes: dict[str, int]) -> Stra
 
 def _placement(where: str, given: Any) -> AnyPlacement:
     if not isinstance(given, Placement):
-        raise ValueError(f"{where} has {given!r}, which is no placement: write Shard(dim), Replicate() or Partial()")
+        raise ValueError(f"{where} has {given!r}, which is not a placement: write Shard(dim), Replicate() or Partial()")
     placement = as_placement(given)
     if split_dim(placement) is not None and not isinstance(placement, Shard):
-        raise ValueError(f"{where} has {placement!r}: of the placements that cut, a rule knows Shard alone")
+        raise ValueError(
+            f"{where} has {placement!r}, which a rule cannot have: write Shard(dim), Replicate() or Partial()"
+        )
     return placement
 
 
@@ -216,5 +220,7 @@ def _on(where: str, number: int, placement: AnyPlacement, tensor: ArgMeta) -> An
     if not isinstance(placement, Shard):
         return placement
     if not -tensor.ndim <= placement.dim < tensor.ndim:
-        raise ValueError(f"{where}: argument {number} has {tensor.ndim} dims, and {placement!r} cuts another")
+        raise ValueError(
+            f"{where}: argument {number} has {tensor.ndim} dims, and {placement!r} splits a dim that it does not have"
+        )
     return on_dim(placement, placement.dim % tensor.ndim)

@@ -58,7 +58,7 @@ def parallelize_module(
             'name, as in mesh["tp"]'
         )
     if parallelize_plan is None:
-        warnings.warn("parallelize_module: without a parallelize_plan nothing is done", stacklevel=2)
+        warnings.warn("parallelize_module: no parallelize_plan was given, so nothing is done", stacklevel=2)
         return module
     _check(parallelize_plan)
     _apply(module, mesh, parallelize_plan, src_data_rank)
@@ -102,8 +102,8 @@ def _apply(
         found = [module] if name == "" else _matching(module, name)
         if not found:
             warnings.warn(
-                f"parallelize_module: no submodule of {type(module).__name__} matches {name!r} of the plan, and the "
-                f"entry is left out; its children are {[child for child, _ in module.named_children()]}",
+                f"parallelize_module: no submodule of {type(module).__name__} matches {name!r} of the plan, so "
+                f"the entry is ignored; its children are {[child for child, _ in module.named_children()]}",
                 stacklevel=3,
             )
         for one in found:

@@ -301,7 +301,7 @@ class PrepareModuleInput(ParallelStyle):
         self.use_local_output = use_local_output
         if self.input_layouts is not None:
             if self.desired_input_layouts is None:
-                raise ValueError(f"{who}: with input_layouts desired_input_layouts are needed")
+                raise ValueError(f"{who}: input_layouts was given without desired_input_layouts: give both")
             _same_length(who, "input_layouts", "desired_input_layouts", self.input_layouts, self.desired_input_layouts)
         self.with_kwargs = input_kwarg_layouts is not None
         self.input_kwarg_layouts = _named(who, input_kwarg_layouts)

@@ -82,7 +82,7 @@ def _profiled(schema: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         inputs = [argument for argument in arguments.values() if isinstance(argument, torch.Tensor)][:1]
         out = arguments.get("out")
         outputs = [out] if isinstance(out, torch.Tensor) else inputs
-        group = resolve(arguments["group_name"])
+        group = resolve(arguments["group_name"], collective)
         numbered = is_counted and inputs[0].is_cpu and not (arguments.get("split_last_dim") and inputs[0].dim() > 1)
         with profiling.shown(collective, inputs, outputs, group.initialized(), name=group.name, numbered=numbered):
             return kernel(*args, **kwargs)
