@@ -103,14 +103,14 @@ def reduce_scatter_tensor_coalesced(
     Args:
         inputs: Tensors of any shapes and dtypes, the same on all ranks, in the same order. The list is left as it is.
         reduceOp, group, tag: As for `all_reduce`.
-        scatter_dim: For each tensor, along which dim to split it; negative ones count from the end.
+        scatter_dim: The dim along which to split each tensor, as a list; negative ones count from the end.
 
     Returns:
         A result for each tensor, as that of `reduce_scatter_tensor`. They complete together.
 
     Raises:
-        AssertionError: A size is no multiple of the group size, or there are not as many dims as tensors; nothing was
-            sent.
+        AssertionError: A size is not divisible by the group size, or there are not as many dims as tensors; nothing
+            was sent.
         IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
 
     Example:

@@ -39,12 +39,12 @@ def permute_tensor(self: torch.Tensor, src_dst: Sequence[int], group: GroupLike,
     As torch.distributed._functional_collectives.permute_tensor, for tensors of any number of dims. Differentiable.
 
     Args:
-        self: Any shape, strides and dtype, the same on all ranks.
+        self: A tensor of any shape, strides and dtype; shape and dtype are the same on all ranks.
         src_dst: A permutation of the group's ranks: rank i sends to rank src_dst[i].
         group, tag: As for `all_reduce`.
 
     Returns:
-        Of the shape of `self`, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+        A contiguous tensor of the shape of `self`: an AsyncCollectiveTensor, or in a compiled graph a finished tensor.
 
     Raises:
         ValueError: src_dst is not a permutation of the ranks; nothing was sent.
@@ -106,7 +106,7 @@ def all_gather_tensor_inplace(
     """`all_gather_tensor` into a tensor. Collective.
 
     Args:
-        output_tensor: Of the shape of the result.
+        output_tensor: A tensor of the shape of the result.
         input_tensor, group, tag, gather_dim: As for `all_gather_tensor`.
         async_op: Must be False.
 
@@ -141,7 +141,7 @@ def all_gather_inplace(
 
     Args:
         tensor_list: One tensor of the shape of `tensor` for each rank.
-        tensor: Any shape and dtype, the same on all ranks.
+        tensor: A tensor of any shape and dtype, the same on all ranks.
         group, tag: As for `all_reduce`.
         async_op: Must be False.
 
@@ -185,7 +185,7 @@ def reduce_scatter_tensor_inplace(
     """`reduce_scatter_tensor` into a tensor. Collective.
 
     Args:
-        output: Of the shape of the result.
+        output: A tensor of the shape of the result.
         input, op, group, scatter_dim, tag: As for `reduce_scatter_tensor`.
         async_op: Must be False.
 
@@ -221,7 +221,7 @@ def all_to_all_inplace(
     """`all_to_all_single` into a tensor. Collective.
 
     Args:
-        output: Of the shape of the result.
+        output: A tensor of the shape of the result.
         input, output_split_sizes, input_split_sizes, group, tag: As for `all_to_all_single`; group None is the default
             process group.
         async_op: Must be False.

@@ -30,7 +30,7 @@ def isend(
     As torch.distributed.isend. Messages of one sender with one tag arrive in the order sent. A rank may send to itself.
 
     Args:
-        tensor: Any shape, strides and dtype. It must stay unchanged until the work is complete.
+        tensor: A tensor of any shape, strides and dtype. It must stay unchanged until the work is complete.
         dst: The receiver, as a global rank.
         group: As for `all_reduce`. If its ranks are not connected yet, all of them must make a call on it: see
             `enable_group`.
@@ -69,8 +69,8 @@ def irecv(
     As torch.distributed.irecv.
 
     Args:
-        tensor: Gets the message when the work is complete: contiguous, with as many elements as are sent, of the same
-            dtype.
+        tensor: A contiguous tensor with the number of elements and the dtype of the message, which is in it when the
+            work is complete.
         src: The sender, as a global rank; None, without group_src, for any.
         group, tag: As for `isend`.
         group_src: The sender, as a rank within the group, instead of `src`.

@@ -1,8 +1,7 @@
-"""What torch's profilers see of collectives that Python calls, and the flight recorder of the same collectives.
+"""Events for torch's profilers of collectives that Python calls, and the flight recorder of the same collectives.
 
-The events are those of torch's NCCL back end (docs/howto/profile.md). The module that writes them is compiled with the
-back end `phalanx`, and is there once a process group of it is, or `phalanx.collectives.c10d.load()` was
-called.
+The events are those of torch's NCCL backend (docs/howto/profile.md). The module that writes them is compiled with the
+backend `phalanx`, and is loaded with the first process group of that backend, or by `phalanx.collectives.c10d.load()`.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def is_shown() -> bool:
-    """Whether a profiler, an observer or a mode of torch runs, so that `shown` may be of use."""
+    """Whether a profiler, an observer or a mode of torch runs, so that `shown` may record an event."""
     return is_watched()
 
 

@@ -24,7 +24,7 @@ def unknown_reduction(operation: str, name: Any) -> str:
 
     Args:
         operation: The name of the function that was called.
-        name: What it was given as the reduction.
+        name: The value that the function was given as the reduction.
     """
     *most, last = REDUCTIONS
     expected = f"expected {', '.join(most)} or {last}"
@@ -78,7 +78,7 @@ class ElementType(NamedTuple):
 
     Attributes:
         code: PHX_*.
-        lanes: How many of the core's elements make one of torch's.
+        lanes: The number of the core's elements in one element of torch's: 2 for complex dtypes.
         reduces: "all" reductions, "sums" only, or "none": then they are moved as bytes.
     """
 

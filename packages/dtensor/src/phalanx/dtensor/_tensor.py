@@ -97,12 +97,12 @@ class DTensor(torch.Tensor):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The mesh over which it is spread. Read only."""
+        """The mesh over which the tensor is sharded or replicated. Read only."""
         return self._spec.mesh  # type: ignore[return-value]
 
     @property
     def placements(self) -> tuple[AnyPlacement, ...]:
-        """What each mesh dim does with it. Read only."""
+        """The placement for each mesh dim. Read only."""
         return self._spec.placements
 
     @property
@@ -176,28 +176,32 @@ class DTensor(torch.Tensor):
         stride: Sequence[int] | None = None,
         grad_placements: Sequence[Placement] | None = None,
     ) -> "DTensor":
-        """The tensor of which each rank has a part. Differentiable; collective only with `run_check`.
+        """A DTensor of the local tensors of the ranks. Differentiable; collective only with `run_check`.
 
-        The gradient comes back in the placements given here (a Partial one as Replicate: the gradient of each term is
-        that of the sum), and as a plain tensor.
+        The gradient of the local tensor is a plain tensor in these placements (with Replicate for Partial: the gradient
+        of each term is that of the sum).
 
         Args:
-            local_tensor: What this rank has of it, a plain tensor; the DTensor shares its memory. On a rank outside the
-                mesh it counts as empty.
-            device_mesh: The mesh; by default the one of the `with mesh:` around.
+            local_tensor: The local tensor of this rank, a plain tensor; the DTensor shares its memory. On a rank
+                outside the mesh it counts as empty.
+            device_mesh: The mesh; by default that of the enclosing `with mesh:`.
             placements: One for each mesh dim; Replicate by default.
-            run_check: Compare shapes and dtypes among the ranks, and give what is replicated the values of the first
-                rank of its mesh dim. Communicates.
-            shape: The shape of the whole tensor. Needed where shards are uneven: by default it is taken as if all
-                ranks had a local tensor of this one's shape.
-            stride: Its stride; contiguous by default, or as the local tensor lies. Ranks must agree on the order of
-                dims: where one has 0 or 1 elements along a dim and the others lie transposed, give it.
-            grad_placements: Placements of the gradient instead.
+            run_check: Whether to compare shapes and dtypes among the ranks, and to give replicated tensors the values
+                of the first rank of the mesh dim. This communicates.
+            shape: The shape of the whole tensor. It is needed if shards are uneven: by default it is computed as if all
+                ranks had a local tensor of this shape.
+            stride: The stride of the whole tensor; by default contiguous, or with the order of dims of the local
+                tensor. The ranks must agree on that order: if a rank has 0 or 1 elements along a dim and the tensors of
+                the others are transposed, give the stride.
+            grad_placements: The placements of the gradient, if they differ.
+
+        Returns:
+            The DTensor.
 
         Raises:
-            TypeError: The local tensor is none, or is a DTensor.
-            ValueError: The local tensor has not the shape of this rank's part of `shape`; placements are not one for
-                each mesh dim; with `run_check`, shapes or dtypes of ranks do not fit together.
+            TypeError: The local tensor is not a plain tensor.
+            ValueError: The local tensor does not have the shape of this rank's part of `shape`; there is not one
+                placement for each mesh dim; or with `run_check`, shapes or dtypes of ranks do not fit together.
             RuntimeError: There is no mesh.
 
         Source: torch.distributed.tensor.DTensor.from_local.
@@ -255,14 +259,17 @@ class DTensor(torch.Tensor):
     ) -> "DTensor":
         """The same tensor in other placements, or on another mesh. Differentiable, out of place. Collective.
 
-        The gradient comes back in the placements of this tensor (a Partial one as Replicate).
+        The gradient has the placements of this tensor, with Replicate for Partial.
 
         Args:
-            device_mesh: The mesh to bring it to; its own by default.
-            placements: One for each mesh dim; no Partial that it has not already.
-            async_op: Return before the communication is done: the first use of the result waits.
-            forward_dtype: Convert to this dtype first.
-            backward_dtype: Convert the gradient to this dtype before it is redistributed.
+            device_mesh: The mesh of the result; by default that of this tensor.
+            placements: One for each mesh dim; a Partial only if this tensor has the same for that mesh dim.
+            async_op: Whether to return before the communication is complete: the first use of the result waits.
+            forward_dtype: A dtype to convert to before the communication.
+            backward_dtype: A dtype to convert the gradient to before it is redistributed.
+
+        Returns:
+            The redistributed DTensor.
 
         Raises:
             RuntimeError: Placements are missing, or one is a Partial that the tensor does not have.

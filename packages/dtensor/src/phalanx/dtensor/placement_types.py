@@ -1,8 +1,8 @@
-"""Placements: what one mesh dim does with a tensor. Pure data: nothing here looks at a mesh, a size or a tensor.
+"""Placements: how a tensor is placed on one mesh dim. Pure data, which knows no mesh, size or tensor.
 
-    Shard(0)                      # dim 0 in chunks, as torch.chunk cuts it; the last ones may be short or empty
+    Shard(0)                      # dim 0 in the chunks of torch.chunk; the last ones may be short or empty
     SizedShard(0, (3, 5))         # dim 0 in pieces of sizes that the user chose
-    StridedShard(0, 2)            # dim 0 cut in 2 first, and each of these over the mesh dim
+    StridedShard(0, 2)            # dim 0 split in 2 first, and each of these over the mesh dim
     Replicate()                   # the same on every rank
     Partial("sum")                # each rank has a term; the value is their sum
 
@@ -11,11 +11,11 @@ derive from torch's placements: torch's APIs take them, Dynamo holds them as con
 (`Shard(0) == torch.distributed.tensor.Shard(0)`, with the same hash). SizedShard has no counterpart in torch, and
 derives only from the common base, so that torch cannot take it for equal chunks.
 
-torch's module is not imported here, since it brings sympy. While nobody has imported it, the bases are stand-ins.
+This module does not import torch's, because that imports sympy. Until other code imports it, the bases are stand-ins.
 
 Each has:
 
-- `is_shard(dim=None)`: a rank has one slice of a dim: Shard and SizedShard (a StridedShard is none, as in torch);
+- `is_shard(dim=None)`: a rank has one slice of a dim: Shard and SizedShard (but not StridedShard, as in torch);
 - `is_replicate()`;
 - `is_partial(reduce_op=None)`.
 

@@ -15,9 +15,9 @@ class CollectiveReport:
     Attributes:
         call: The op, its dtype and shape.
         group: The name of its group.
-        route: How it is executed.
+        route: The route by which it is executed.
         reason: The reason for which it has no better route: a code of `REASONS`, or "".
-        nbytes: Size of its inputs; None where it depends on the data.
+        nbytes: The size of its inputs; None if it depends on the data.
         copied_before: Bytes that torch's functional op would copy in addition to the transfer: it clones the input.
         copied_after: Bytes that are copied so in the lowered graph.
     """
@@ -40,7 +40,7 @@ class Report:
     """One graph.
 
     Attributes:
-        graph: Dynamo's number of the compilation, and forward, backward or inference where it is known.
+        graph: Dynamo's number of the compilation, and forward, backward or inference if it is known.
         collectives: The collectives of the graph, in order.
         arena_bytes: Symmetric memory that the graph uses, by group.
     """

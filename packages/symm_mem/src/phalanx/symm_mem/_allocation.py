@@ -52,10 +52,10 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: torch.device | s
     """Like `torch.empty`, in memory that other ranks can map after `rendezvous`. Not collective.
 
     As `torch.distributed._symmetric_memory.empty`; the memory is zeroed. On a GPU it is for work on the stream that is
-    current here: work of other streams must be over, or ordered before that stream, when the tensor ends.
+    current at the call: work of other streams must be complete, or ordered before that stream, when the tensor ends.
 
     Args:
-        *size: The shape, as several integers or as one sequence.
+        size: The shape, as several integers or as one sequence.
         dtype: None is torch's default dtype.
         device: "cpu" or "cuda"; None is torch's default device.
 
@@ -99,7 +99,7 @@ def empty_strided_p2p(
     As `_SymmetricMemory.empty_strided_p2p` of torch, except that the storage spans all elements that the strides reach,
     not just the number of elements, and that new memory is zeroed.
 
-    With an alloc id the memory is persistent: it is kept when the tensor ends, and the next call with the same id,
+    With an alloc id the memory is persistent: it is retained when the tensor ends, and the next call with the same id,
     group name and device returns memory at the same address, with its contents and its handles, without another
     rendezvous. `drop` frees it.
 

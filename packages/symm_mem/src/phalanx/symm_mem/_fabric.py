@@ -56,7 +56,7 @@ def import_fabric(
 ) -> torch.Tensor:
     """A tensor over memory that another process has exported. Not collective.
 
-    As with `empty`, it is for work on the stream that is current here; it is unmapped when it and all views of it are
+    As with `empty`, it is for work on the stream that is current at the call. It is unmapped when it and all views are
     gone and the streams are done with it. It is not symmetric memory of this rank: `rendezvous` refuses it.
 
     Args:

@@ -34,14 +34,15 @@ class SymmetricMemory(metaclass=_HandleType):
     Names and meaning are those of torch's `_SymmetricMemory`. Ranks are positions in the group. The mappings live until
     the handle and all tensors of `get_buffer` and `get_signal_pad` are gone, also if the tensor is gone before.
 
-    Signals are counted: `put_signal` never blocks, and n waits take n signals. What a rank wrote before `put_signal`,
-    or before `barrier`, is visible to the other side after the matching wait. Timeouts are in milliseconds; 0 is the
+    Signals are counted: `put_signal` never blocks, and n waits take n signals. The writes of a rank before `put_signal`
+    or `barrier` are visible to the other side after the matching wait. Timeouts are in milliseconds; 0 is the
     default of the rank context, or else of the process group, or five minutes. After a timeout the handle is unchanged,
     and the call may be repeated.
 
     With memory of a GPU, all calls put work on torch's current stream and return: signals and barriers order streams.
-    An error there (a rank that does not come within the timeout, or dies) ends the kernel that waits, and is raised by
-    the next call on the group; later work on the stream uses unspecified data, and the group is unusable afterwards.
+    An error on the stream (a rank that does not signal within the timeout, or dies) ends the kernel that waits, and is
+    raised by the next call on the group; later work on the stream uses unspecified data, and the group is unusable
+    afterwards.
     Calls from several streams that use the same words keep their order: the later stream waits for the earlier one.
     Buffers of peers are for the stream that is current when they are made.
 
@@ -471,7 +472,7 @@ def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
 
 
 def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
-    """Wait for a signal of a rank. What the rank put before it is in this rank's memory then. Not collective.
+    """Wait for a signal of a rank. The rank's earlier puts are then in this rank's memory. Not collective.
 
     As `torch.distributed._symmetric_memory.wait_signal`; `SymmetricMemory.wait_signal` takes a channel and a timeout.
 

@@ -12,7 +12,7 @@ from phalanx.symm_mem._state import Allocation, current
 
 
 def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_ms: int = 0) -> SymmetricMemory:
-    """Map the memory that a tensor lies in on every rank of a group.
+    """Map the memory of a tensor on every rank of a group.
 
     Collective among the ranks of the group the first time for this memory and this group: each rank gives a tensor of
     its own, in a block with the same number of bytes. Later calls return the same handle at once. As
@@ -21,8 +21,8 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
     Args:
         tensor: A tensor of `empty` or `empty_strided_p2p`, or a view of one. A view gives a handle with the `offset` of
             the view; handles of one block share their signals.
-        group: The name given to `set_group_info`, or what `phalanx.collectives` takes as a group, but a core group.
-            None: the group that the tensor was allocated for.
+        group: The name given to `set_group_info`, or any form of a group that `phalanx.collectives` takes except a core
+            group. None is the group that the tensor was allocated for.
         timeout_ms: The timeout in milliseconds; 0 is the default of the rank context, or else of the process group, or
             five minutes.
 
@@ -33,8 +33,8 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
         InvalidArgumentError: The tensor is ordinary memory, or no group was given.
         NotFoundError: There is no such group.
         MismatchError: The blocks of the ranks differ; the text, on every rank, names the one that differs.
-        WaitTimeoutError: Ranks did not come; the text names them. The group is unusable afterwards.
-        UnsupportedError: The ranks share no memory, such as those of different hosts; or a stream is being captured.
+        WaitTimeoutError: Ranks did not call it in time; the text names them. The group is unusable afterwards.
+        UnsupportedError: The ranks share no memory, such as ranks on different hosts; or a stream is being captured.
 
     Example:
         >>> handle = rendezvous(empty(4), group)

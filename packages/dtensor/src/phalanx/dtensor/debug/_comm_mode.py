@@ -56,7 +56,7 @@ _COLOR = re.compile(r"\x1B\[[0-?]*[ -/]*[@-~]")
 
 
 def counted_as(op: Any) -> Any:
-    """The name under which torch counts an op, or None: it is no collective.
+    """The name under which torch counts an op, or None if it is not a collective.
 
     Args:
         op: An OpOverload.
@@ -76,15 +76,15 @@ def counted_as(op: Any) -> Any:
 class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the collectives that are issued within it, by module and pass. Not collective.
 
-    What is called without DTensors counts as well: phalanx.collectives, torch's functional collectives, and
-    torch.distributed. Under a compiled graph nothing is seen.
+    Collectives that are called without DTensors count as well: those of phalanx.collectives, torch's functional
+    collectives, and torch.distributed. Collectives within a compiled graph are not counted.
 
     Attributes:
-        comm_counts: By op, how often.
-        comm_module_counts: By module, {"forward": counts, "backward": counts}; what a module issues counts for the
-            modules around it, too.
+        comm_counts: The number of calls of each op.
+        comm_module_counts: By module, {"forward": counts, "backward": counts}; a collective counts for its module and
+            for the modules that contain it.
         comm_module_operation_counts: By module, {"operations_list": ops}.
-        advanced_module_tracker: Knows the modules.
+        advanced_module_tracker: The tracker of the modules.
 
     Source: torch.distributed.tensor.debug.CommDebugMode.
     """

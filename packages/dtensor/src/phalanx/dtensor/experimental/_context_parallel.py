@@ -66,23 +66,23 @@ def context_parallel(
 ) -> Iterator[None]:
     """Within it each rank of a mesh works on its part of the sequence. Collective over the mesh in each attention.
 
-    `buffers` are cut in place: each rank keeps a piece from the head and one from the tail of the sequence, so that
-    causal attention costs all the same. Then scaled_dot_product_attention of plain tensors gives what it would give for
-    whole sequences, for this rank's part, forward and backward. Everything else must work on each element of the
-    sequence alone. Lengths need not be divisible by anything. The backward may run after the context, and what an
-    activation checkpoint computes again is computed as within it; a function compiled by torch.compile may be called.
+    `buffers` are split in place: each rank retains a piece from the head and one from the tail of the sequence, so that
+    causal attention costs the same on all ranks. Then scaled_dot_product_attention of plain tensors gives, for this
+    rank's part, the result for the whole sequence, forward and backward. All other ops must work on each element of the
+    sequence alone. A length may be any number. The backward may run after the context, and activation checkpoints are
+    computed again as within it; a function compiled by torch.compile may be called.
 
     Args:
         mesh: A mesh of one dim, with CPU tensors.
-        buffers: What depends on the position: inputs, labels, position embeddings. No parameters, nothing that
-            autograd has recorded.
-        buffer_seq_dims: The dim of the sequence in each.
+        buffers: The tensors that depend on the position: inputs, labels, position embeddings. They must not be
+            parameters or results that autograd has recorded.
+        buffer_seq_dims: The dim of the sequence in each buffer.
         no_restore_buffers: The buffers that need not be made whole again at the end.
 
     Raises:
-        ValueError: `buffer_seq_dims` is not one dim for each buffer, a buffer has no such dim or is the result of an op
-            that records gradients, `no_restore_buffers` has others, or the mesh has several dims.
-        NotImplementedError: In an attention: a mask, dropout, or tensors that are not on the CPU.
+        ValueError: `buffer_seq_dims` does not have one dim for each buffer, a buffer has no such dim or is the result
+            of an op that records gradients, `no_restore_buffers` has other tensors, or the mesh has several dims.
+        NotImplementedError: An attention has a mask, dropout, or tensors that are not on the CPU.
 
     Source: torch.distributed.tensor.experimental.context_parallel.
 

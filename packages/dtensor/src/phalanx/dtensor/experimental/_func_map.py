@@ -29,29 +29,30 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
-    """A function of DTensors that runs `func` on their local tensors. Differentiable; collective where `func` is.
+    """A function of DTensors that runs `func` on their local tensors. Differentiable; collective if `func` is.
 
     Args:
-        func: Called with the local tensors in the place of DTensors; left out, `local_map` gives a decorator.
+        func: Called with local tensors in place of the DTensors. Without it `local_map` returns a decorator.
         out_placements: A list of placements for one output, a tuple of such lists for several, counted flat; None for
-            one that is no tensor, and for Replicate. Outputs are DTensors if an input was one. Where an input has
-            uneven shards, ranks tell each other the sizes of sharded outputs (a collective), and pieces that are no
-            chunks become a SizedShard; else all ranks must return as much. Where `func` returns what depends on
-            values, return a plain tensor and make the DTensor of it with `from_local(shape=...)` and a SizedShard.
+            an output that is not a tensor, and for Replicate. Outputs are DTensors if an input was one. If an input has
+            uneven shards, the ranks exchange the sizes of sharded outputs (a collective), and shards that are not the
+            chunks of torch.chunk become a SizedShard; otherwise all ranks must return the same sizes. If the sizes of
+            an output depend on values, return a plain tensor and make a DTensor of it with `from_local(shape=...)` and
+            a SizedShard.
         in_placements: The placements that each positional input must have, counted flat through lists and dicts; None
-            for one that is no DTensor. Left out, they are taken as they are.
-        in_grad_placements: What the gradients of the ranks are together, for each input; by default the placements of
-            the input.
+            for an input that is not a DTensor. By default any placements are accepted.
+        in_grad_placements: The placements of the gradients that the ranks give, for each input; by default those of the
+            input.
         device_mesh: The mesh of the outputs; by default that of the first DTensor.
-        redistribute_inputs: Bring inputs of other placements to those wanted, instead of raising.
+        redistribute_inputs: Whether to redistribute inputs of other placements, instead of raising.
 
     Returns:
         The function; or a decorator, without `func`.
 
     Raises:
-        ValueError: Inputs or outputs are not as many as their placements, or an input has other placements, or is on
-            another mesh than the first.
-        TypeError: Placements stand where there is no tensor, or the other way round, or `func` returned a DTensor.
+        ValueError: There is another number of inputs or outputs than of placements, or an input has other placements,
+            or is on another mesh than the first.
+        TypeError: A value that is not a tensor has placements, a tensor has none, or `func` returned a DTensor.
 
     Source: torch.distributed.tensor.experimental.local_map.
 

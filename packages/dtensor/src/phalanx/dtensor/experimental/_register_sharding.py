@@ -24,7 +24,7 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
 
         register_sharding(torch.ops.my.matmul.default, "m k, k n -> m n ; k:sum")
 
-    Uneven and empty shards are cut as the text says; meshes of several dims follow from it. Or with a function::
+    The text holds for uneven and empty shards, too, and for meshes of several dims. Or with a function::
 
         @register_sharding(torch.ops.my.softmax.default)
         def shardings(x, dim):
@@ -33,21 +33,21 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
 
     It gets the arguments of a call, tensors as objects with `shape`, `ndim` and `dtype`, and returns either a text, or
     pairs (placements of the outputs, placements of the arguments), each a way to shard one mesh dim; None stands for an
-    argument that is no tensor. Only pairs that cut dims into equal parts are used, since the op may treat others in any
-    way; with whole tensors an op may always run.
+    argument that is not a tensor. Only pairs that split dims into equal parts are used, because nothing is known of the
+    op on unequal parts; with whole tensors an op may always run.
 
     Args:
         op: An OpOverload, or several.
         rule: The text; without one a decorator is returned.
 
     Returns:
-        A decorator; after a text it is of no use.
+        A decorator; ignore it if a text was given.
 
     Raises:
-        TypeError: `op` is no OpOverload.
-        RuleError: The text is malformed, with the column; or (a ValueError too) it is not for this op.
-        ValueError: The op is one that this package does itself (random, foreach); or, in a call, what the function
-            returned does not fit the op.
+        TypeError: `op` is not an OpOverload.
+        RuleError: The text is malformed (the error gives the column), or it is not for this op. A ValueError, too.
+        ValueError: This package has a handler of its own for the op (random, foreach); or, in a call, the result of the
+            function does not fit the op.
 
     Source: torch.distributed.tensor.experimental.register_sharding; the text is this package's own.
 

@@ -33,7 +33,7 @@ def reduce_scatter_offset(
     Args:
         input: A symmetric tensor of two dims, with the same shape and strides on all ranks. It is not changed.
         out: A tensor for each block of this rank, in the order of the blocks, with the shape of the block and the dtype
-            of the input. It may lie in symmetric memory, also in that of the input.
+            of the input. It may be in symmetric memory, also in that of the input.
         group: As in `rendezvous`.
         dim: 0 for blocks of rows, 1 for blocks of columns.
         offsets: The end of each block along `dim`; the first begins at 0, each other one at the end of the one before.

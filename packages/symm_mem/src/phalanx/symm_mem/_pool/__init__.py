@@ -178,8 +178,8 @@ def get_mem_pool(device: torch.device | str = "cpu") -> MemPool | CudaMemPool:
 def get_mempool_allocator(device: torch.device | str = "cpu") -> Allocator:
     """The allocator of the segments of pools of a device. Not collective.
 
-    As `torch.distributed._symmetric_memory.get_mempool_allocator`. Torch's result is an argument for a new pool; here
-    every pool uses it, and `register_allocator` replaces it.
+    As `torch.distributed._symmetric_memory.get_mempool_allocator`. Torch's result is an argument for a new pool. In
+    this package every pool uses it, and `register_allocator` replaces it.
 
     Args:
         device: "cpu" or "cuda". The pools on GPUs are torch's, and always take memory of the core.
