@@ -146,8 +146,8 @@ def wrong(rank, size):
         (lambda: pc.isend(x), "dst is missing"),
         (lambda: pc.irecv(x, 0, group_src=0), "src and group_src are both given"),
         (lambda: pc.irecv(x.view(2, 2).t(), 0), "receive into a contiguous tensor"),
-        (lambda: pc.isend(x, 0, tag=-1), "tag is -1"),
-        (lambda: pc.P2POp(dist.all_reduce, x, 0), "must be isend or irecv"),
+        (lambda: pc.isend(x, 0, tag=-1), "the tag is -1"),
+        (lambda: pc.P2POp(dist.all_reduce, x, 0), "must be the function isend or irecv"),
         (lambda: pc.batch_isend_irecv([pc.P2POp(pc.isend, x, 0), x]), "expected a list of P2POp"),
         (lambda: pc.batch_isend_irecv([pc.P2POp(pc.isend, x, 0), pc.P2POp(pc.irecv, x, 9)]), "src is 9"),
     ):

@@ -107,7 +107,7 @@ def errors(mesh, multiply, softmax):
         register_sharding(torch.ops.aten.relu, "... -> ...")
     with pytest.raises(RuleError, match=r"(?s)lacks '->'.*at column \d+:.*\^"):
         register_sharding(multiply, "m k, k n")
-    with pytest.raises(RuleError, match="by 'plus'; there are sum"):
+    with pytest.raises(RuleError, match="by unknown reduce op 'plus'; expected one of sum"):
         register_sharding(multiply, "m k, k n -> m n ; k:plus")
     with pytest.raises(ValueError, match="has 2 tensors after '->', and phalanx_test.product.default returns 1"):
         register_sharding(multiply, "m k, k n -> m, n ; k:sum")

@@ -15,10 +15,10 @@ from phalanx.core import ffi
 def memory_of(tensor: torch.Tensor, on_gpus: bool = False) -> torch.Tensor | None:
     """A plain tensor of the same memory, or None where there is none for the core to read: other devices and classes.
 
-    It may have strides. Which of the two it is depends on the device and the class only, so on all ranks alike.
+    It may have strides. The result depends on the device and the class only, so it is the same on all ranks.
 
     Args:
-        tensor: Any.
+        tensor: Any tensor.
         on_gpus: Whether memory of a GPU counts, too.
     """
     if type(tensor) is not torch.Tensor:

@@ -1,4 +1,4 @@
-"""GPUs: whether the core can use one, what it is told of streams, and streams beside the current one."""
+"""GPUs: whether the core can use one, its arguments about streams, and streams other than the current one."""
 
 import contextlib
 import threading
@@ -61,7 +61,7 @@ class StreamMarker:
 
 
 class SideStreams:
-    """Streams beside the current one, for what may wait for another rank while the current one goes on."""
+    """Streams other than the current one, for work that waits for other ranks while the current stream goes on."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

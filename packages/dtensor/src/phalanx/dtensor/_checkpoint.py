@@ -3,7 +3,7 @@ and which classes torch.load may make.
 
 A local tensor is written as the boxes of the whole tensor that it holds: one for each combination of the runs of its
 dims (see `_layout`), so that it can be read back in any other placements, on any other mesh. Ranks that have the same
-box name it alike, and the checkpoint writes it once.
+box give it the same name, and the checkpoint writes it once.
 """
 
 from collections.abc import Sequence

@@ -1,8 +1,8 @@
 """Functions of torch that make plain tensors by themselves, from sizes alone, and put them to the tensors given.
 
 `one_hot` compares with a range, a recurrent layer begins with zeros: torch makes these before any op of a DTensor is
-seen, so the op would find a plain tensor beside a DTensor and refuse. Every rank makes them alike, so within these
-functions plain tensors count as replicated.
+seen, so the op would get a plain tensor together with a DTensor and refuse. Every rank makes the same tensors, so
+within these functions plain tensors count as replicated.
 """
 
 from typing import Any

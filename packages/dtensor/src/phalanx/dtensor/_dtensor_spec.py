@@ -49,7 +49,7 @@ class DTensorSpec:
         dtype: Its dtype.
 
     Raises:
-        TypeError: The mesh is no mesh, placements or shape are no sequences, or the dtype is no dtype.
+        TypeError: An argument has the wrong type.
         ValueError: Placements are not one for each mesh dim, stride and shape do not match, sizes of a SizedShard do
             not add up, or a bitwise Partial has a dtype without bits.
         IndexError: A placement splits a dim that the tensor does not have.
@@ -318,7 +318,7 @@ def normalize_placements(mesh: Mesh, placements: Sequence[Placement], ndim: int)
     """The placements of a tensor of `ndim` dims on a mesh in the form that specs keep: ours, and dims not negative.
 
     Raises:
-        TypeError: They are no sequence.
+        TypeError: The placements are not a sequence.
         ValueError: They are not one for each mesh dim.
         IndexError: One splits a dim that the tensor does not have.
         RuntimeError: One is unknown.

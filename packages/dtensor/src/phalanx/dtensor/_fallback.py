@@ -55,7 +55,7 @@ def decomposed(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         function = decomposition(op)
         if function is not None:
             try:
-                # What a decomposition makes by itself, from shapes, every rank makes alike.
+                # Tensors that a decomposition makes from shapes are the same on every rank.
                 with _mode.implicit_replication(), lazy_changes_made():
                     result = function(*args, **kwargs)
                 if result is not NotImplemented and _is_distributed(result):

@@ -56,7 +56,7 @@ def spec_of_local(
         )
         known = _specs.get(key)
     except TypeError:
-        mesh_id(mesh)  # which says what is no mesh
+        mesh_id(mesh)  # raises if it is not a mesh
         key, known = (), None
     if known is not None:
         return known

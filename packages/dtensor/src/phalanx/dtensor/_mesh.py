@@ -164,7 +164,7 @@ def mesh_id(mesh: Mesh) -> int:
     """A number that equal meshes have in common. It stays while one of them lives, and is never used again.
 
     Raises:
-        TypeError: It is no mesh.
+        TypeError: The value is not a mesh.
     """
     known = mesh_ids.get(id(mesh))
     if known is not None:

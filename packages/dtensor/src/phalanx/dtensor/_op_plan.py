@@ -53,7 +53,7 @@ class OpPlan:
         several: (list or tuple, the spec of each result or None), if there are several.
         moves: The communication before the op.
         text: The rule, or why there is none: for `explain`.
-        specs: The specs of the results, None where a result is no tensor.
+        specs: The specs of the results, None for a result that is not a tensor.
     """
 
     __slots__ = ("call", "direct", "in_place", "moves", "run", "several", "sizes", "specs", "text")

@@ -2,7 +2,7 @@
 
 The order in which a call is looked at:
 
-1. handlers: ops that are no function of values alone (random, item, equal), lists (foreach, fused optimizers);
+1. handlers: ops that do not depend on values alone (random, item, equal), lists (foreach, fused optimizers);
 2. a rule, and the cheapest of its strategies; an algorithm of our own where that costs less than to bring the inputs
    together;
 3. a decomposition into ops that have rules;

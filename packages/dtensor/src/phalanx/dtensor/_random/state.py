@@ -8,7 +8,7 @@ as ever. The values are not those that torch draws for a plain tensor from the s
 That ranks agree on the key rests on equal states of their generators. The first random op on a mesh (without a
 generator of its own) makes them so, as torch's tracker does: the state of the mesh's first rank is sent to all, with a
 warning where one had another. `manual_seed(seed, mesh)` sets a seed and spares that. Afterwards, every rank of a mesh
-must draw alike: give ranks streams of their own by a torch.Generator.
+must draw the same numbers in the same order: use a torch.Generator for a stream of one rank.
 
 Ranks that are threads of one process (torch's "threaded" backend) have a stream each, in the place of torch's default
 generator, that begins as a copy of it.

@@ -10,8 +10,9 @@ sees (the other mesh dims may have cut it):
     Replicate -> Shard       a copy of G/n, no communication
     Replicate -> Partial     nothing, or a fill of G
 
-A Shard is never made a Partial: it would turn a part into a whole that has to be reduced later. Nothing here looks at
-the rank or at a clock, and ties go to the strategy that comes first in the rule, so that every rank chooses alike.
+A Shard is never made a Partial: it would turn a part into a whole that has to be reduced later. The choice does not
+depend on the rank or on a clock, and of equal strategies the first one of the rule wins, so every rank makes the same
+choice.
 """
 
 import heapq
@@ -140,9 +141,9 @@ def strategy_us(
     partial = any(type(one) is Partial for one in placements)
     for source, target, count in zip(placements, strategy.inputs, count_bytes, strict=True):
         if type(target) is Partial and source != target and not partial and strategy.factor is None:
-            return inf  # nothing here is a Partial: only a bias beside a factor that is cut has to become one
+            return inf  # no input is a Partial: only a bias has to become one, if a factor is split
         total += model.change_us(source, target, count, mesh_dim)
-    # To scatter a sum and cut beside it what every rank has: the stream of a model would have to be gathered again.
+    # A sum would be scattered, and a replicated input split: the activations would have to be gathered again later.
     changes = {(type(source), type(target)) for source, target in zip(placements, strategy.inputs, strict=True)}
     if (Partial, Shard) in changes and (Replicate, Shard) in changes:
         total += max(

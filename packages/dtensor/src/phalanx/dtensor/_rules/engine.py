@@ -32,7 +32,7 @@ from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard
 PARTIAL_OPS: dict[str, str] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "product"}
 """The op of the Partial that a reduction of a rule leaves."""
 
-# More inputs than this broadcast in one way only: all cut alike. 2**n - 1 ways would be too many.
+# More inputs than this broadcast in one way only, with the same split of all: 2**n - 1 ways would be too many.
 _MOST_BROADCAST = 4
 
 # ---- strategies -----------------------------------------------------------------------------------------------------
@@ -276,5 +276,5 @@ def combine(strategies: Sequence[Strategy], facts: OpSizes, mesh_shape: Sequence
                 elif isinstance(placement, Partial):
                     kinds.add(placement.reduce_op)
             if len(kinds) > 1:
-                return False  # a sum of maxima is no maximum of sums
+                return False  # a sum of maxima is not a maximum of sums
     return True

@@ -97,8 +97,8 @@ def _division(call: Call) -> RuleSpec:
 def _sum(order: str) -> RuleFunction:
     """add, sub and rsub: (self, other, alpha).
 
-    A maximum passes beside a finite number only: a term of it may be -inf, the maximum of an empty shard, and a tensor
-    may have an inf beside it.
+    A Partial maximum is kept only if the other argument is a finite number: a term of the maximum may be -inf, that of
+    an empty shard, and another tensor may have an inf at that place.
     """
 
     def write(call: Call) -> RuleSpec:

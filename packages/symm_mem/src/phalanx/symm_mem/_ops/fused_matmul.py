@@ -1,7 +1,7 @@
 """Matrix products fused with the collective before or after them.
 
-On CPU nothing moves data beside the cores that compute, and a product that is cut into one for each rank packs its
-operands again for each. There is therefore one product, and fusing avoids the copies, new pages and waits around it:
+On CPU the cores that compute also move the data, and a product that is split into one for each rank packs its operands
+again for each. There is therefore one product, and fusing avoids the copies, new pages and waits around it:
 
 all_gather, then matmul. The shards of all ranks are mapped one after another (as by `SymmetricMemory.get_gathered`), so
 the product reads them in place, as one matrix. If A is not in symmetric memory, it is copied into staging before.
