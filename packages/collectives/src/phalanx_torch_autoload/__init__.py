@@ -61,7 +61,7 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    """What torch calls for each new group."""
+    """Make the backend of a new group. Torch calls it for each."""
     try:
         from phalanx.collectives._c10d._make import create
     except Exception as error:

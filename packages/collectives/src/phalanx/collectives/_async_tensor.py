@@ -95,7 +95,7 @@ class AsyncCollectiveTensor(torch.Tensor):
 
     @property
     def completed(self) -> bool:
-        """Whether it was waited for with success."""
+        """Whether a wait for it succeeded."""
         return self._state is True
 
     def trigger_wait(self) -> torch.Tensor:
@@ -259,7 +259,7 @@ def wrap(elem: torch.Tensor) -> AsyncCollectiveTensor:
 
 
 class WaitHandle(AsyncCollectiveTensor):
-    """What pending results have in common: as if they were views of it, they wait when it does."""
+    """The state that pending results share: as views of one tensor, they wait together."""
 
     __slots__ = ("settle",)
     settle: Callable[[], Any]

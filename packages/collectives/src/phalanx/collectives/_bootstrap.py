@@ -35,7 +35,7 @@ def _warning_interval_s() -> float:
 
 
 def _build() -> str:
-    """What this rank runs."""
+    """The version and the build of the core that this rank runs."""
     known = json.loads(ffi.string(lib.phx_build_info()).decode())
     return f"{known['version']} (build {known['build']})"
 

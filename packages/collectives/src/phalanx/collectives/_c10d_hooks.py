@@ -17,7 +17,8 @@ from phalanx.collectives._op_table import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from phalanx.collectives._process_group import ensure_initialized
 from phalanx.collectives.reductions import REDUCTIONS
 
-# What torch appends, by the name of the function. Those on the right are the names of torch 2.12 and before.
+# The collectives by the name of the function that torch appends. The names on the right are those of torch 2.12 and
+# before.
 _OPS: dict[str, Collective] = {
     "all_reduce": ALL_REDUCE,
     "all_gather_single": ALL_GATHER,

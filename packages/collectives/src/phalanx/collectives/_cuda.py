@@ -12,7 +12,7 @@ from phalanx.core import PhalanxError, World, ffi, lib
 
 
 def stream_kwargs(device: torch.device) -> dict[str, Any]:
-    """What a collective of the core is told of tensors of a GPU: which one, and its current stream.
+    """The arguments of a collective of the core for tensors of a GPU: the GPU, and its current stream.
 
     Args:
         device: With its index.
@@ -102,7 +102,7 @@ def refusal(device: torch.device) -> str:
 
 
 def _try(device: torch.device) -> str:
-    """What a group of this rank alone fails with there: no driver, no kernels, a GPU that is too old."""
+    """The error of a group of this rank alone on the GPU: no driver, no kernels, or a GPU that is too old."""
     told = stream_kwargs(device)
     try:
         with World(0, 1) as alone:

@@ -1,4 +1,4 @@
-"""What torch is told of the ops of phalanx in Python: their results without data, their gradients, and kernels for
+"""The parts of the ops of phalanx that are in Python: their results without data, their gradients, and kernels for
 groups that the native ops do not know.
 
 The kernels for CPU and CUDA are in libphalanx_torch.so of phalanx-core. For a group that it does not know, an op calls

@@ -20,7 +20,7 @@ from phalanx.core import lib
 
 
 class GroupFacts(Protocol):
-    """What a record may ask of a group."""
+    """The facts of a group that a record may use."""
 
     @property
     def name(self) -> str: ...
@@ -201,7 +201,7 @@ def even_splits(rows: int, size: int) -> list[int]:
 
 
 def _divided(gradient: torch.Tensor, shape: Sequence[int], reduce_op: str, sizes: Any, *_: Any) -> torch.Tensor:
-    """What was gathered of the gradient of a reduction, for the average divided by the number of ranks."""
+    """The gathered gradient of a reduction; for the average it is divided by the number of ranks."""
     return gradient / (len(sizes) if isinstance(sizes, (list, tuple)) else sizes) if reduce_op == "avg" else gradient
 
 
@@ -362,7 +362,7 @@ class Form(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether it writes into an argument, and gives nothing."""
+        """Whether it writes into an argument, and returns nothing."""
         return self.in_place or self.into_out
 
 
@@ -403,7 +403,7 @@ def form_of(op: str) -> Form | None:
 
 
 def fake_kernel(form: Form) -> Callable[..., Any]:
-    """What an op gives for tensors without data."""
+    """The kernel of an op for tensors without data."""
     result = form.collective.result
     if form.writes:
         return _gives_nothing

@@ -1,4 +1,4 @@
-"""What is called inside the body of a coalescing manager, and how it is issued at the end.
+"""The record of the calls inside the body of a coalescing manager, and how they are issued at the end.
 
 Whatever the core can take with others becomes a row of one phx_coalesced. The rest is issued one by one after it: what
 torch.distributed serves, and all_to_all_single with uneven splits.
@@ -72,7 +72,7 @@ class Recorder:
         self._handle: WaitHandle | None = None
         self._rows: list[int] = []
         self._rows_on: dict[torch.device, list[int]] = {}  # of calls on GPUs
-        # Of a broadcast from here: its call, the rows and its own one, and where its source is.
+        # For each broadcast from this rank: its call, the rows and its own row, and the place of its source.
         self._roots: list[tuple[int, list[int], int, int]] = []
         self._kept: list[torch.Tensor] = []  # whose memory rows name, and that no call has
         self._calls: list[_Call] = []
@@ -342,7 +342,7 @@ class Recorder:
         self._works.append(StreamWork(device))
 
     def _on(self, gpus: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What the calls on GPUs, or the others, read and write."""
+        """The tensors that the calls on GPUs, or the other calls, read and write."""
         calls = [call for call in self._calls if call[1].is_cuda == gpus]
         return [call[0] for call in calls], [call[1] for call in calls]
 

@@ -409,7 +409,7 @@ def _end_rank(rank: Rank) -> None:
     rank.close()
 
 
-# What is done at the end of the process before its worlds are left.
+# Actions at the end of the process, before its worlds are left.
 before_end: list[Callable[[], None]] = []
 
 

@@ -1,4 +1,4 @@
-"""What gradients pass through between plain tensors and DTensors: from_local, to_local, redistribute, full_tensor.
+"""The functions between plain tensors and DTensors, with gradients: from_local, to_local, redistribute, full_tensor.
 
 Ops need nothing of the kind: they are dispatched below autograd, and their gradients are ops again. The backward of
 each function here is made of the others, so that gradients have gradients.

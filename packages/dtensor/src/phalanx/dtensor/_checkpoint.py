@@ -58,7 +58,7 @@ def _boxes(tensor: Any) -> list[_Box]:
 
 
 def write_items(fqn: str, tensor: Any) -> list[Any]:
-    """What this rank writes of a DTensor. Not collective.
+    """The parts of a DTensor that this rank writes. Not collective.
 
     Args:
         fqn: The name of the tensor in the state dict.

@@ -50,7 +50,7 @@ def _replicating(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _check_classes(index: Any, num_classes: int = -1) -> None:
-    """What torch checks of one_hot, but not of tensors that have a __torch_dispatch__: it would give zeros."""
+    """The checks of one_hot that torch leaves out for tensors with a __torch_dispatch__: the result would be zeros."""
     if not isinstance(index, DTensor) or not index.numel() or _compile.is_traced():
         return
     spec = index._spec

@@ -39,7 +39,7 @@ class TensorMeta(NamedTuple):
 
 
 class DTensorSpec:
-    """What a DTensor is, but for its values: mesh, placements, and shape, stride and dtype of the whole tensor.
+    """A DTensor without its values: mesh, placements, and shape, stride and dtype of the whole tensor.
 
     Args:
         mesh: A torch DeviceMesh (or an AbstractMesh, where nothing communicates). Equal meshes are taken for one.
@@ -227,7 +227,7 @@ class _SymbolicSpec(DTensorSpec):
 
 
 class _Entry(weakref.ref[DTensorSpec]):
-    """What the table keeps of a spec."""
+    """The entry of the table for a spec."""
 
     __slots__ = ("key",)
     key: tuple[Any, ...]

@@ -16,7 +16,7 @@ from phalanx.dtensor.placement_types import Partial
 
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
-# What is not the same op for each element of the lists alone.
+# Ops that do more than the same op for each element of the lists.
 _NOT_BY_ELEMENT = ("norm", "max", "powsum")
 
 

@@ -1,4 +1,4 @@
-"""What is to be done for one call of an op: worked out once, run for every call of the same kind.
+"""The plan of a call of an op: made once, and run for every call of the same kind.
 
 An OpPlan says which inputs move where, what changes among the arguments, which op runs on the local tensors, and what
 the results are. It knows no rules: `_sharding_prop` makes it, `_dispatch` finds it, and Python (here) and native code
@@ -223,7 +223,7 @@ class RulePlan(OpPlan):
 
     def _run(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         given = bound(op, args, kwargs)
-        # What is refused is refused on every rank, whatever it has of the tensors.
+        # Every rank refuses the call, whatever its local tensors are.
         if self.moves and is_strict():
             raise strict_error(op, self)
         for index in self.written:
@@ -261,7 +261,7 @@ class RulePlan(OpPlan):
                 check_bounds(op, index if one.place is None else index[one.place], one)
 
     def _moved(self, local: torch.Tensor, plan: RedistributePlan) -> torch.Tensor:
-        # What a view is taken of may be written into.
+        # The tensor of which a view is taken may be written into.
         if self.is_view_of_copy or not is_recorded():
             return plan.run(local)
         source, target = plan.source, plan.target
@@ -269,7 +269,7 @@ class RulePlan(OpPlan):
         return moved_once(local, key, lambda: plan.run(local))
 
     def _outside(self, given: list[Any], spec: DTensorSpec) -> torch.Tensor:
-        """What a rank outside the mesh has of a result: nothing; of a view, nothing of the memory of what is viewed."""
+        """The result on a rank outside the mesh: an empty tensor; for a view, an empty view of the same memory."""
         viewed = local_of(given[0])
         if self.is_view and not self.moves and isinstance(viewed, torch.Tensor):
             return viewed.view(spec.dtype)

@@ -121,7 +121,7 @@ class DTensor(torch.Tensor):
         self._spec, self._local_tensor = value._spec, value._local_tensor
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """What this rank knows of it, without communication."""
+        """The local tensor of this rank and the spec, without communication."""
         grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
         grad = grad or (", requires_grad=True" if self.requires_grad else "")
         return (

@@ -17,7 +17,7 @@ Form = tuple[Any, tuple[int | None, ...]] | None
 
 
 def results(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tuple[list[TensorMeta], Form] | None:
-    """What comes out of a call for whole tensors.
+    """The results of a call for whole tensors.
 
     Args:
         op: An OpOverload.
@@ -73,7 +73,7 @@ def _is_pointwise(op: Any) -> bool:
     return torch.Tag.pointwise in op.tags
 
 
-# What they return depends on the device, and "meta" is another one than a CPU.
+# Their results depend on the device, and "meta" is not a CPU.
 _BY_DEVICE = frozenset(("aten.native_batch_norm.default",))
 
 

@@ -234,7 +234,7 @@ def phx_team_word(team, pad_of, channel, source):
 
 @jit
 def phx_team_last(team, channel, to):
-    """What this rank last put for another one, 0 at first: the next signal is this + 1."""
+    """The count that this rank last put for another rank, 0 at first: the next signal is this + 1."""
     return phx_word_get(phx_team_word(team, to, channel, team.group_rank))
 
 

@@ -74,7 +74,7 @@ def create(options: Any, nccl_options: Any) -> Any:
 
 
 def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms: int, by_hand: bool) -> list[str]:
-    """What the ranks of a group call their hosts, in order."""
+    """The names of the hosts of the ranks of a group, in the order of the ranks."""
     default = dist.group.WORLD
     if default is not None and BACKEND in backends_of(default) and not by_hand:
         return [_hosts[default.group_name][each] for each in ranks]

@@ -1,4 +1,4 @@
-"""What random ops are made of: the arguments, where results lie, and new local tensors with random elements."""
+"""Common parts of random ops: the arguments, the specs of results, and new local tensors with random elements."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -65,14 +65,14 @@ def spec_like(spec: DTensorSpec, dtype: torch.dtype | None, memory_format: torch
 
 # ---- tensors that are filled ----------------------------------------------------------------------------------------
 
-# What a Partial's other ranks have when the first one has the value.
+# The terms of the other ranks of a Partial if the first rank has the value.
 _NOTHING = {"sum": 0, "bxor": 0, "product": 1}
 # Reductions of equal values that give that value.
 _ALIKE = ("min", "max", "band", "bor")
 
 
 def terms(op: Any, spec: DTensorSpec) -> int | None:
-    """What this rank has of a Partial in the place of the value; None if it has the value itself."""
+    """The term of this rank of a Partial in place of the value; None if the rank has the value itself."""
     coordinate = spec.mesh.get_coordinate() or (0,) * spec.mesh.ndim
     neutral: list[int] = []
     for placement, index in zip(spec.placements, coordinate, strict=True):

@@ -61,7 +61,7 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _check_probabilities(op: Any, p: Any, local: torch.Tensor) -> None:
-    """What torch checks, of the rows of all ranks, so that all raise."""
+    """The checks that torch makes, for the rows of all ranks, so that all ranks raise."""
     sound = bool(((local >= 0) & local.isfinite()).all()) and bool((local.sum(-1) > 0).all())
     spec: DTensorSpec = p._spec
     verdict = DTensorSpec(spec.mesh, (Partial("min"),) * spec.mesh.ndim, (), (), torch.int32)

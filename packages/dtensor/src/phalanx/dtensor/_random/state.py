@@ -116,7 +116,7 @@ def agree(mesh: Mesh) -> None:
 
 
 def agree_among(groups: Sequence[Any], device_type: str, where: str | None = None) -> None:
-    """What `agree` does, for the process groups of a mesh, one for each mesh dim. Collective the first time.
+    """As `agree`, for the process groups of a mesh, one for each mesh dim. Collective the first time.
 
     Args:
         groups: The groups.

@@ -110,7 +110,7 @@ def _may_reduce(placed: Placed, mesh_dim: int) -> bool:
 
 
 class Planner:
-    """What is known of the tensor and the mesh, and the prices of steps.
+    """The facts of the tensor and the mesh, and the prices of steps.
 
     Args:
         shape: The shape of the whole tensor.

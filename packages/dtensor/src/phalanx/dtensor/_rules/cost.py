@@ -1,4 +1,4 @@
-"""What a strategy costs, given where the tensors are now, and the choice of the cheapest: the same on all ranks.
+"""The cost of a strategy for given placements, and the choice of the cheapest one: the same on all ranks.
 
 A change of placement moves bytes over one mesh dim of n ranks, where G are the bytes of the tensor that the mesh dim
 sees (the other mesh dims may have cut it):
@@ -64,7 +64,7 @@ class CostModel:
         return tuple(one.size for one in self.mesh)
 
     def change_us(self, source: Placement, target: Placement | None, count_bytes: float, mesh_dim: int) -> float:
-        """What it costs to bring a tensor from one placement to another.
+        """The cost of redistributing a tensor from one placement to another.
 
         Args:
             source: The placement now.
@@ -128,7 +128,7 @@ def _seen_bytes(match: Match, placements: Sequence[Sequence[Placement]], model: 
 def strategy_us(
     strategy: Strategy, placements: Sequence[Placement], count_bytes: Sequence[float], model: CostModel, mesh_dim: int
 ) -> float:
-    """What it costs to bring the inputs to a strategy's placements on one mesh dim.
+    """The cost of redistributing the inputs to the placements of a strategy on one mesh dim.
 
     Args:
         strategy: The strategy.

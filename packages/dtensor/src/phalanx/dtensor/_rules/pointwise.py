@@ -214,7 +214,7 @@ register_rules({name: _written(passes) for name, passes in _UNTAGGED.items()})
 register_rules(
     {
         "aten._to_copy.default": _cast,
-        # What was in self is gone, but its placement stays.
+        # The values of self are overwritten, but its placement stays.
         "aten.copy_.default": "..., ... -> ... ; pass 0+1",
         "aten.zero_.default": "... -> ... ; lin 0",
         "aten.zeros_like.default": "... -> ... ; lin 0 ; drop 0",
@@ -223,5 +223,5 @@ register_rules(
         "aten.view_as_complex.default": "... c! -> ... ; lin 0",
     }
 )
-# What was there is not read: these are whole even where it is a Partial (the gradient of a loss begins so).
+# The old values are not read, so these are replicated even if the tensor is a Partial (as a loss's first gradient).
 register_rules(dict.fromkeys(_LIKE.split(), "... -> ... ; drop 0"))

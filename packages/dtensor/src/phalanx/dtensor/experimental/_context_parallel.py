@@ -155,7 +155,7 @@ def _check_buffers(buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: S
 
 
 class _Context:
-    """What a context knows, and what is needed to compute again what was computed within it.
+    """The state of a context, with all that is needed to repeat a computation of it.
 
     Attributes:
         mode: What sees the attentions.

@@ -134,7 +134,7 @@ def _check(op: Op, text: str) -> None:
 
 
 def _written(function: ShardingFunction, call: Call) -> RuleSpec:
-    """What a function of the user says of a call."""
+    """The rule that a function of the user returns for a call."""
     positional, named = _as_called(call)
     found = function(*positional, **named)
     if isinstance(found, str):

@@ -71,7 +71,7 @@ def layout_of(style: str, name: str, given: Placement | None, default: AnyPlacem
 
 
 class _LinearStyle(ParallelStyle):
-    """What Colwise and Rowwise have in common."""
+    """The common part of ColwiseParallel and RowwiseParallel."""
 
     desired_input_layouts: Layouts
 
@@ -243,7 +243,7 @@ class SequenceParallel(ParallelStyle):
 Given: TypeAlias = Placement | Sequence[Placement | None]
 Entries: TypeAlias = tuple[AnyPlacement | None, ...]
 _Made: TypeAlias = list[tuple[torch.Tensor, tuple[AnyPlacement | None, ...], DTensor]]
-"""What was made of the inputs of one call so far: (input, its layouts, DTensor)."""
+"""The conversions of the inputs of one call so far: (input, its layouts, DTensor)."""
 
 
 def _entries(style: str, name: str, given: Given) -> Entries:
