@@ -30,6 +30,6 @@ def test_a_rank_that_is_not_the_first_names_those_that_it_has_not_heard_of(monke
     assert lines(monkeypatch, caplog, 1, "0.1")[0].startswith("rank 3: still waiting for ranks 2, 5 on group 'tp'")
 
 
-@pytest.mark.parametrize("interval", ["0", "5", "often"])
+@pytest.mark.parametrize("interval", ["0", "5", "often", "-1", ""])
 def test_nothing_is_logged_before_the_interval_or_without_one(monkeypatch, caplog, interval):
     assert lines(monkeypatch, caplog, 0, interval) == []

@@ -90,7 +90,11 @@ class AsyncCollectiveTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, elem: torch.Tensor) -> "AsyncCollectiveTensor":
         if not _is_pending(elem):
-            warnings.warn("AsyncCollectiveTensor: no collective is pending on this tensor; it is gone", stacklevel=2)
+            warnings.warn(
+                "AsyncCollectiveTensor: no collective is pending on this tensor; it was waited for, or is not the "
+                "result of a collective",
+                stacklevel=2,
+            )
         return wrap(elem)
 
     @property

@@ -28,10 +28,12 @@ _WARN_AFTER_S = 10.0
 def _warning_interval_s() -> float:
     """How long a rank waits before it says so in the log: PHALANX_WAIT_WARNING_S, as for the waits of the core."""
     try:
-        given = float(os.environ.get("PHALANX_WAIT_WARNING_S", _WARN_AFTER_S))
-    except ValueError:  # which the core warns about
-        given = _WARN_AFTER_S
-    return given if given > 0 else float("inf")
+        seconds = float(os.environ.get("PHALANX_WAIT_WARNING_S") or _WARN_AFTER_S)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e6:  # the core warns about such a value
+        seconds = _WARN_AFTER_S
+    return seconds or float("inf")
 
 
 def _build() -> str:
