@@ -50,8 +50,8 @@ def test_the_same_text_is_read_once():
 MALFORMED = [
     ("m k, k n", 9, "lacks '->'"),
     ("a -> b -> c", 8, "has a second '->'"),
-    ("a b -> a # b", 10, "a character that unexpected character"),
-    ("a B -> a", 3, "a character that unexpected character"),
+    ("a b -> a # b", 10, "an unexpected character"),
+    ("a B -> a", 3, "an unexpected character"),
     ("a a -> a", 3, "factor 'a' twice"),
     ("... ... -> ...", 5, "the batch dims twice"),
     ("(a b -> a b", 6, "does not close"),
@@ -59,9 +59,9 @@ MALFORMED = [
     ("() a -> a", 2, "an empty group"),
     ("a 2 -> a", 3, "lacks a factor"),
     ("a * -> a", 3, "lacks a factor"),
-    ("* a -> a", 3, "dims beside '*'"),
+    ("* a -> a", 3, "dims together with '*'"),
     ("a -> a ; b:sum", 10, "clause on 'b'"),
-    ("a b -> a ; b:avg", 14, "reduces by 'avg'"),
+    ("a b -> a ; b:avg", 14, "reduces by unknown reduce op 'avg'"),
     ("a b -> a ; a:sum", 12, "every output has it"),
     ("a b! -> a ; b:sum", 13, "must be whole"),
     ("a b -> a ; b:sum ; b:max", 20, "reduces 'b' twice"),
@@ -78,7 +78,7 @@ MALFORMED = [
     ("a -> a ; count 1", 17, "lacks '='"),
     ("a -> a ; scale b", 16, "clause on 'b'"),
     ("a -> ?", 3, "has '?' as output 0"),
-    ("? a -> a", 3, "dims beside '?'"),
+    ("? a -> a", 3, "dims together with '?'"),
     ("a -> ... a", 3, "batch dims in output 0 but in no input"),
 ]
 
