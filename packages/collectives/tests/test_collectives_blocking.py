@@ -50,7 +50,7 @@ def agreeing(rank, size, enabled):
     assert torch.equal(y, ops.wait_tensor(ops.all_reduce(x, "sum", name))) and y._version > before
     lists = ops.blocking_all_reduce_coalesced([x, x.clone().requires_grad_()], "sum", name)
     assert torch.equal(lists[0], y) and lists[1].requires_grad
-    with pytest.raises(RuntimeError, match="blocking_all_reduce_ writes into its argument.*use all_reduce"):
+    with pytest.raises(RuntimeError, match="blocking_all_reduce_: .*writes into its argument.*use all_reduce"):
         ops.blocking_all_reduce_(x.clone().requires_grad_(), "sum", name)
     assert (ops.blocking_all_reduce(x, "sum", name) == y).all()
 
