@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import re
 import subprocess
@@ -122,3 +123,11 @@ def test_every_command_explains_itself(command: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout
+
+
+@pytest.mark.parametrize("package", ["collectives", "symm_mem", "dtensor", "inductor_plugin"])
+def test_a_package_has_the_version_of_its_distribution(package: str) -> None:
+    module = importlib.import_module(f"phalanx.{package}")
+    assert module.__version__ == importlib.metadata.version(f"phalanx-{package.replace('_', '-')}")
+    with pytest.raises(AttributeError, match=f"module 'phalanx.{package}' has no attribute '__versions__'"):
+        module.__versions__  # noqa: B018

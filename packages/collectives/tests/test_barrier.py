@@ -43,7 +43,7 @@ def everywhere(rank, size):
     assert leaf.grad.tolist() == [3.0, 3.0]
     for call, error, text in (
         (lambda: pc.barrier([0, 0]), ValueError, "rank 0 is listed twice"),
-        (lambda: pc.barrier(group, 3), TypeError, "takes a torch.Tensor, not int"),
+        (lambda: pc.barrier(group, 3), TypeError, "must be a torch.Tensor or None, not int"),
     ):
         with pytest.raises(error, match=text):
             call()

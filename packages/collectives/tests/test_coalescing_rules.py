@@ -55,12 +55,16 @@ def failing(rank, size):
     assert usable(group, size)
     complex_ones, eight_bits = torch.ones(2, dtype=torch.complex64), torch.ones(2).to(torch.float8_e5m2)
     for error, text, call in (
-        (ValueError, "Invalid reduce operation median", lambda: pc.all_reduce_(torch.ones(2), "median", group)),
+        (ValueError, r"reduce op\w* '?median", lambda: pc.all_reduce_(torch.ones(2), "median", group)),
         (ValueError, "src is 9", lambda: pc.broadcast_(x, 9, group)),
-        (ValueError, "premul_sum needs a factor", lambda: pc.all_reduce(x, "premul_sum", group)),
-        (UnsupportedError, "only sum and avg are defined for", lambda: pc.all_reduce(complex_ones, "max", group)),
+        (ValueError, "'premul_sum' needs a factor", lambda: pc.all_reduce(x, "premul_sum", group)),
+        (UnsupportedError, "only sum and avg are", lambda: pc.all_reduce(complex_ones, "max", group)),
         (UnsupportedError, "can be moved but not reduced", lambda: pc.all_reduce_(eight_bits, "sum", group)),
-        (AssertionError, "multiple of group_size", lambda: pc.reduce_scatter_tensor(torch.ones(3), "sum", 0, group)),
+        (
+            AssertionError,
+            "not divisible by the group size",
+            lambda: pc.reduce_scatter_tensor(torch.ones(3), "sum", 0, group),
+        ),
     ):
         with pytest.raises(error, match=text):
             record(group, lambda: pc.all_reduce_(x, "sum", group), call)
@@ -110,10 +114,10 @@ def refused(rank, size):
     before = core.sequence
     x = torch.ones(8)
     kept = []
-    with pytest.raises(ValueError, match="calls 0 and 1 overlap, and one writes there"):  # P5: they are independent
+    with pytest.raises(ValueError, match="calls 0 and 1 .*overlap"):  # P5: they are independent
         record(group, lambda: pc.all_reduce_(x, "sum", group), lambda: pc.all_reduce_(x[2:4], "max", group))
     uneven = [4] * size
-    with pytest.raises(ValueError, match="calls 0 and 1 overlap, and one writes there"):
+    with pytest.raises(ValueError, match="calls 0 and 1 .*overlap"):
         record(
             group,
             lambda: pc.all_reduce_(x, "sum", group),
@@ -161,14 +165,14 @@ def nested(rank, size):
     assert x.tolist() == [size] * 2 and w.tolist() == [1.0] * 2
     with dist.distributed_c10d._coalescing_manager(group):
         dist.all_reduce(x)
-        with pytest.raises(RuntimeError, match="torch's _coalescing_manager is open on group"):
+        with pytest.raises(RuntimeError, match="torch's _coalescing_manager is open on the group"):
             with pc.coalescing_manager(group):
                 pass
     manager = pc.coalescing_manager(group)
     for _ in range(2):  # one may be used again
         with manager:
             pc.all_reduce_(x, "max", group)
-            with pytest.raises(RuntimeError, match="this one is open already"):
+            with pytest.raises(RuntimeError, match="this manager is open already"):
                 manager.__enter__()
     assert usable(group, size) and usable(other, size)
 
@@ -235,7 +239,7 @@ def destroyed(rank, size):
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch tells of calls that it knows of
-        with pytest.raises(RuntimeError, match="was destroyed in the body; nothing was sent"):
+        with pytest.raises(RuntimeError, match="was destroyed in the body of the with block; nothing was sent"):
             record(group, *calls)
     (y,) = kept
     with pytest.raises(RuntimeError, match="was destroyed in the body"):

@@ -50,7 +50,7 @@ def agreeing(rank, size, enabled):
     assert torch.equal(y, ops.wait_tensor(ops.all_reduce(x, "sum", name))) and y._version > before
     lists = ops.blocking_all_reduce_coalesced([x, x.clone().requires_grad_()], "sum", name)
     assert torch.equal(lists[0], y) and lists[1].requires_grad
-    with pytest.raises(RuntimeError, match="blocking_all_reduce_ writes into its argument.*use all_reduce"):
+    with pytest.raises(RuntimeError, match="blocking_all_reduce_: .*writes into its argument.*use all_reduce"):
         ops.blocking_all_reduce_(x.clone().requires_grad_(), "sum", name)
     assert (ops.blocking_all_reduce(x, "sum", name) == y).all()
 
@@ -115,7 +115,7 @@ def out_of_the_ordinary(rank, size):
         ops.blocking_all_reduce_(leaf, "sum", name)
     assert torch.equal(leaf.detach(), whole) and leaf._version > before
     for op in (ops.blocking_all_reduce, ops.blocking_all_reduce_):
-        with pytest.raises(ValueError, match="Invalid reduce operation most"):
+        with pytest.raises(ValueError, match=r"reduce op\w* '?most"):
             op(x, "most", name)
         with pytest.raises(RuntimeError, match="only sum and avg are defined for complex64"):
             op(z.clone(), "max", name)

@@ -46,7 +46,7 @@ def every_form(rank, size):
     assert total(dist.group.WORLD, "mine") == everybody
     assert len(dist.distributed_c10d._world.pg_names) == made
     assert total([[0, 3], [1, 2]], "pairs") == (1001.0 if rank in (0, 3) else 110.0)
-    with pytest.raises(AssertionError, match="Only 1D mesh is supported, pass in \\(DeviceMesh, int\\) together"):
+    with pytest.raises(AssertionError, match="DeviceMesh of 2 dims; pass \\(mesh, dim\\)"):
         total(mesh)  # F13
 
 
@@ -111,26 +111,31 @@ def wrong_groups(rank, size):
     if rank == 0:  # the other rank makes no such call: nothing may be sent, nothing may hang
         for group, kind, text in (
             ((mesh, "a"), ValueError, "the dims of the mesh have the names ['tp']"),
-            ((mesh, 1.0), ValueError, "Invalid tuple for group must be (DeviceMesh, int)"),  # F14
-            ((mesh,), ValueError, "Invalid tuple for group must be (DeviceMesh, int)"),
+            ((mesh, 1.0), ValueError, "a tuple as group must be (DeviceMesh, dim), not (DeviceMesh, float)"),  # F14
+            ((mesh,), ValueError, "a tuple as group must be (DeviceMesh, dim), not (DeviceMesh)"),
             ((mesh, 3), ValueError, "the mesh has 1 dims"),
-            (3, ValueError, "must be one of List, ProcessGroup, DeviceMesh or (DeviceMesh, int)"),  # F15
-            ([], ValueError, "an empty list of ranks is no group"),
-            ([[]], ValueError, "an empty list of ranks is no group"),
-            ([0, "1"], ValueError, "must hold ints only"),
-            ([0, True], ValueError, "must hold ints only"),
+            (3, ValueError, "int is not a valid type for a group; pass a ProcessGroup"),  # F15
+            ([], ValueError, "is empty; list at least the calling rank"),
+            ([[]], ValueError, "is empty; list at least the calling rank"),
+            ([0, "1"], ValueError, "must hold only ints"),
+            ([0, True], ValueError, "must hold only ints"),
             ([0, 7], ValueError, "rank 7 does not exist"),
             ([0, 0], ValueError, "rank 0 is listed twice"),  # F17
             ([[0, 1], [1, 0]], ValueError, "rank 0 is listed twice"),
-            ([[0, 1], [1]], ValueError, "group sizes must be identical found 2 and 1"),  # F11
-            ([1], ValueError, "rank 0, which is calling, is not in [1]"),  # F18
-            ([0], ValueError, "no process group has just the ranks [0]"),
+            (
+                [[0, 1], [1]],
+                ValueError,
+                "lists of ranks must have the same length, and [[0, 1], [1]] has lists of 2 and 1 ranks",
+            ),  # F11
+            ([1], ValueError, "the calling rank 0 is not in [1]"),  # F18
+            ([0], ValueError, "no process group has exactly the ranks [0]"),
             ("nowhere", ValueError, "no process group is named 'nowhere'"),
         ):
             for call in (lambda g=group: pc.all_reduce(x, "sum", g), lambda g=group: pc.enable_group(g)):
                 with pytest.raises(kind) as caught:
                     call()
                 assert text in str(caught.value), str(caught.value)
+                assert str(caught.value).startswith(("all_reduce: ", "enable_group: "))
     for group in (dist.group.WORLD, None, (mesh, "tp")):
         assert pc.all_reduce(x, "sum", group).tolist() == [2.0, 2.0]
         assert pc.process_group_of(group).size() == 2
@@ -141,16 +146,26 @@ def test_wrong_groups_are_refused_before_anything_is_sent():  # F11, F13 to F18
 
 
 def wrong_calls(x, group):
-    tall = "which must be a multiple of group_size 2"
+    tall = "which is not divisible by the group size 2"
     unreducible = torch.ones(2, dtype=torch.float8_e4m3fn)
     scalar = torch.tensor(1.0)
-    yield lambda: pc.all_reduce(x, "median", group), ValueError, "Invalid reduce operation median"  # F6
-    yield lambda: pc.reduce_scatter_tensor(x, "median", 0, group), ValueError, "Invalid reduce operation median"
-    yield lambda: pc.all_reduce_(x.detach(), "median", group), ValueError, "Invalid reduce operation median"
+    yield lambda: pc.all_reduce(x, "median", group), ValueError, "reduce op"  # F6
+    yield lambda: pc.reduce_scatter_tensor(x, "median", 0, group), ValueError, "reduce op"
+    yield (
+        lambda: pc.all_reduce(x, dist.ReduceOp.MAX, group),
+        ValueError,
+        "must be a string such as 'max', not RedOpType.MAX",
+    )
+    yield lambda: pc.all_reduce_(x.detach(), None, group), ValueError, "must be a string such as 'sum', not None"
+    yield lambda: pc.all_reduce_(x.detach(), "median", group), ValueError, "reduce op"
     yield lambda: pc.all_reduce(x.detach(), "premul_sum", group), ValueError, "premul_sum"
     # F8, F8d: the dim and its size
-    yield lambda: pc.reduce_scatter_tensor(x, "sum", 1, group), AssertionError, f"input dimension 1 has size 3, {tall}"
-    yield lambda: pc.reduce_scatter_tensor(x[:3], "sum", 0, group), AssertionError, f"dimension 0 has size 3, {tall}"
+    yield (
+        lambda: pc.reduce_scatter_tensor(x, "sum", 1, group),
+        AssertionError,
+        f"reduce_scatter_tensor: dim 1 has size 3, {tall}",
+    )
+    yield lambda: pc.reduce_scatter_tensor(x[:3], "sum", 0, group), AssertionError, f"dim 0 has size 3, {tall}"
     yield lambda: pc.reduce_scatter_tensor(scalar, "sum", 0, group), ValueError, "no dims"  # F25
     yield lambda: pc.reduce_scatter_tensor(x, "sum", 2, group), IndexError, "scatter_dim is 2"
     yield lambda: pc.all_gather_tensor(x, -3, group), IndexError, "gather_dim is -3"
@@ -159,22 +174,27 @@ def wrong_calls(x, group):
     yield lambda: pc.all_gather_v(x, [4, 4], 2, group), IndexError, "gather_dim is 2"
     yield lambda: pc.all_gather_v(scalar, [1, 1], 0, group), ValueError, "no dims"
     yield lambda: pc.all_gather_v(x, [4, 4.0], 0, group), AssertionError, "must be int or SymInt"
-    yield lambda: pc.reduce_scatter_v(x, "median", [2, 2], 0, group), ValueError, "Invalid reduce operation median"
+    yield lambda: pc.reduce_scatter_v(x, "median", [2, 2], 0, group), ValueError, "reduce op"
     yield lambda: pc.reduce_scatter_v(x, "sum", [2], 0, group), ValueError, "sizes has 1 entries"
     yield lambda: pc.reduce_scatter_v(x, "sum", [2, 1], 0, group), ValueError, "sizes add up to 3"
     yield lambda: pc.reduce_scatter_v(x, "sum", [5, -1], 0, group), ValueError, "negative entry"
     yield lambda: pc.broadcast(x, 2, group), ValueError, "src is 2"
     yield lambda: pc.broadcast(x, -1, group), ValueError, "src is -1"
+    yield lambda: pc.broadcast(x, "0", group), ValueError, "src is '0'; it must be a rank within the group"
     yield lambda: pc.broadcast_(x.detach(), 2, group), ValueError, "src is 2"
-    yield lambda: pc.all_to_all_single(x[:3], None, None, group), ValueError, "dimension 0 has size 3"
-    yield lambda: pc.all_to_all_single(x, [4, 0], None, group), AssertionError, "specified together"
+    yield lambda: pc.all_to_all_single(x[:3], None, None, group), ValueError, "0 has size 3"
+    yield (
+        lambda: pc.all_to_all_single(x, [4, 0], None, group),
+        AssertionError,
+        "output_split_sizes is given and input_split_sizes is None",
+    )
     yield lambda: pc.all_to_all_single(x, [2, 2.0], [2, 2], group), AssertionError, "must be int or SymInt"
     yield lambda: pc.all_to_all_single(x, [4], [4], group), ValueError, "has 1 entries"
     yield lambda: pc.all_to_all_single(x, [2, 2], [1, 2], group), ValueError, "add up to 3"
     yield lambda: pc.all_to_all_single(x, [2, 2], [5, -1], group), ValueError, "negative entry"
     yield lambda: pc.all_to_all_single(scalar, None, None, group), ValueError, "dim"
     yield lambda: pc.all_reduce(unreducible, "sum", group), NotImplementedError, "can be moved but not reduced"
-    yield lambda: pc.all_reduce([1.0], "sum", group), TypeError, "takes a torch.Tensor"
+    yield lambda: pc.all_reduce([1.0], "sum", group), TypeError, "expected a torch.Tensor"
 
 
 def wrong_arguments(rank, size):

@@ -103,7 +103,7 @@ def gradients(rank, size):
     a, b, _ = leaves()
     with pytest.raises(RuntimeError, match="the reduction 'max' has none"):
         pc.all_reduce_coalesced([a, b], "max", group)
-    with pytest.raises(RuntimeError, match="writes into its argument, which has no gradient"):
+    with pytest.raises(RuntimeError, match="writes into its argument has no gradient"):
         torch.ops.phalanx.all_reduce_coalesced_([a], "sum", group.group_name)
     a, *_ = leaves()  # by the op itself, as a compiled graph calls it
     (x,) = torch.ops.phalanx.all_reduce_coalesced([a], "sum", group.group_name)
@@ -117,21 +117,21 @@ def test_gradients_of_coalesced_ones():  # F26
 
 def wrong(rank, size):
     group = dist.group.WORLD
-    with pytest.raises(TypeError, match="all_reduce_coalesced takes a list of tensors, not Tensor"):
+    with pytest.raises(TypeError, match="all_reduce_coalesced: expected a list of tensors, not Tensor"):
         pc.all_reduce_coalesced(torch.ones(2), "sum", group)
-    with pytest.raises(TypeError, match="takes a list of tensors"):
+    with pytest.raises(TypeError, match="expected a list of tensors"):
         pc.all_gather_into_tensor_coalesced([1.0], group)
-    with pytest.raises(ValueError, match="Invalid reduce operation median"):
+    with pytest.raises(ValueError, match=r"reduce op\w* '?median"):
         pc.all_reduce_coalesced([torch.ones(2)], "median", group)
-    with pytest.raises(AssertionError, match="dimension 0 has size 3, which must be a multiple of group_size 2"):
+    with pytest.raises(AssertionError, match="coalesced: dim 0 has size 3, which is not divisible by the group size 2"):
         pc.reduce_scatter_tensor_coalesced([torch.ones(2), torch.ones(3)], "sum", [0, 0], group)
     with pytest.raises(AssertionError, match="scatter_dim has 1 entries for 2 tensors"):
         pc.reduce_scatter_tensor_coalesced([torch.ones(2), torch.ones(2)], "sum", [0], group)
     with pytest.raises(ValueError, match="has no dims"):
         pc.reduce_scatter_tensor_coalesced([torch.tensor(1.0)], "sum", [0], group)  # F25
-    with pytest.raises(ValueError, match=r"src_dst is \[0, 0\]; it must be a permutation of 0 to 1"):
+    with pytest.raises(ValueError, match=r"src_dst is \[0, 0\]; it must be a permutation of the ranks 0 to 1"):
         pc.permute_tensor(torch.ones(2), [0, 0], group)
-    with pytest.raises(AssertionError, match="async_op must be False"):
+    with pytest.raises(AssertionError, match="async_op is True and must be False"):
         pc.all_reduce_inplace(torch.ones(2), async_op=True)
     with pytest.raises(AssertionError, match="1 tensors for 2 ranks"):
         pc.all_gather_inplace([torch.ones(2)], torch.ones(2))

@@ -117,7 +117,7 @@ def odd_arguments(rank, size):
         pc.broadcast(x, 2**70, group)
     with pytest.raises(TypeError):
         pc.all_reduce([1.0], "sum", group)
-    with pytest.raises(ValueError, match="Invalid reduce operation nonsense"):
+    with pytest.raises(ValueError, match=r"reduce op\w* '?nonsense"):
         pc.all_reduce(x, "nonsense", group)
     with pytest.raises(ValueError, match="src is 9"):
         pc.broadcast(x, 9, group)

@@ -268,12 +268,12 @@ def refused(rank, size):
     group = dist.group.WORLD
     options = dist.distributed_c10d
     wrong = {  # below the checks of torch.distributed, which are made on each rank for itself
-        "of 3 tensors": lambda: group.allgather([[x.clone()] * (size + 1)], [x], options.AllgatherOptions()),
+        "give 3, one for each": lambda: group.allgather([[x.clone()] * (size + 1)], [x], options.AllgatherOptions()),
         "dtypes": lambda: group.allgather(
             [[torch.zeros(4, dtype=torch.int32) for _ in range(size)]], [x], options.AllgatherOptions()
         ),
         "elements": lambda: group.allgather([[torch.zeros(5) for _ in range(size)]], [x], options.AllgatherOptions()),
-        "of 3 tensors ": lambda: group.alltoall([x] * (size - 1), [x] * size, options.AllToAllOptions()),
+        "give 3, one for each ": lambda: group.alltoall([x] * (size - 1), [x] * size, options.AllToAllOptions()),
         "elements ": lambda: group.reduce_scatter([x], [[torch.zeros(3)] * size], options.ReduceScatterOptions()),
     }
     for text, call in wrong.items():

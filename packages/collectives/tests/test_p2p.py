@@ -141,19 +141,19 @@ def wrong(rank, size):
     group = dist.group.WORLD
     x = torch.ones(4)
     for call, text in (
-        (lambda: pc.isend(x, size), r"dst is 2, which is not in the group: its ranks are \[0, 1\]"),
-        (lambda: pc.isend(x, group_dst=-1), "group_dst is -1; it must be from 0 to 1"),
+        (lambda: pc.isend(x, size), r"dst is 2, which is not in the group; its ranks are \[0, 1\]"),
+        (lambda: pc.isend(x, group_dst=-1), "group_dst is -1; it must be an int from 0 to 1"),
         (lambda: pc.isend(x), "dst is missing"),
         (lambda: pc.irecv(x, 0, group_src=0), "src and group_src are both given"),
-        (lambda: pc.irecv(x.view(2, 2).t(), 0), "receive into a contiguous one"),
-        (lambda: pc.isend(x, 0, tag=-1), "tag is -1"),
-        (lambda: pc.P2POp(dist.all_reduce, x, 0), "must be isend or irecv"),
-        (lambda: pc.batch_isend_irecv([pc.P2POp(pc.isend, x, 0), x]), "takes a list of P2POp"),
+        (lambda: pc.irecv(x.view(2, 2).t(), 0), "receive into a contiguous tensor"),
+        (lambda: pc.isend(x, 0, tag=-1), "the tag is -1"),
+        (lambda: pc.P2POp(dist.all_reduce, x, 0), "must be the function isend or irecv"),
+        (lambda: pc.batch_isend_irecv([pc.P2POp(pc.isend, x, 0), x]), "expected a list of P2POp"),
         (lambda: pc.batch_isend_irecv([pc.P2POp(pc.isend, x, 0), pc.P2POp(pc.irecv, x, 9)]), "src is 9"),
     ):
         with pytest.raises(ValueError, match=text):
             call()
-    with pytest.raises(TypeError, match="isend takes a torch.Tensor, not list"):
+    with pytest.raises(TypeError, match="isend: expected a torch.Tensor, not list"):
         pc.isend([1.0], 0)
     pc.enable_group(group)
     pc.isend(x, rank)  # to itself

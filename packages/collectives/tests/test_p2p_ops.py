@@ -46,7 +46,10 @@ def functional(rank, size):
     assert token.shape == (0,) and torch.ops.phalanx.wait_tensor(token) is not None
     assert torch.ops.phalanx.wait_tensor(coming).tolist() == [left + 5.0] * 3 and got.tolist() == [2.0 * left] * 3
     for call, text in (
-        (lambda: pc.batch_p2p_ops_inplace(["isend", "recv"], [0, 0], [0, 0], [x, x]), "'recv' is neither"),
+        (
+            lambda: pc.batch_p2p_ops_inplace(["isend", "recv"], [0, 0], [0, 0], [x, x]),
+            "op_list has 'recv'; its entries must be",
+        ),
         (lambda: pc.batch_p2p_ops_inplace(["isend"], [0, 0], [0], [x]), "1 ops, 2 peers, 1 tags and 1 tensors"),
         (lambda: pc.irecv_inplace(x, None), "src is missing"),
         (lambda: pc.isend_inplace(x, 0, group_dst=0), "dst and group_dst are both given"),

@@ -75,13 +75,13 @@ def each_op(rank, size):
 
 def wrong_arguments(rank, size):
     group, x = dist.group.WORLD, torch.ones(size + 1, 2)
-    with pytest.raises(ValueError, match="Invalid reduce operation median"):
+    with pytest.raises(ValueError, match=r"reduce op\w* '?median"):
         pc.all_reduce(x, "median", group)
     with pytest.raises(
-        AssertionError, match=f"dimension 0 has size {size + 1}, which must be a multiple of group_size {size}"
+        AssertionError, match=f"dim 0 has size {size + 1}, which is not divisible by the group size {size}"
     ):
         pc.reduce_scatter_tensor(x, "sum", 0, group)
-    with pytest.raises(ValueError, match=f"dimension 0 has size {size + 1}"):
+    with pytest.raises(ValueError, match=f"0 has size {size + 1}"):
         pc.all_to_all_single(x, None, None, group)
     with pytest.raises(ValueError, match=f"src is {size}"):
         pc.broadcast(x, size, group)

@@ -88,7 +88,7 @@ def calls(rank, size):
     def compared(x):
         return DTensor.from_local(x, mesh, rows, run_check=True)
 
-    for function, text in ((leaf, "it cannot make a leaf"), (compared, "write run_check=False")):
+    for function, text in ((leaf, "a compiled function cannot make a leaf"), (compared, "write run_check=False")):
         with pytest.raises(Exception, match=text):
             torch.compile(function, backend="eager", fullgraph=True)(mine)
 

@@ -69,9 +69,26 @@ def both_ways(rank, size):
     assert x.placements == (Shard(0),) and type(x.placements[0]) is Shard
     assert x.redistribute(placements=[theirs.Replicate()]).placements == (theirs.Replicate(),)
     assert theirs.Shard(0) == Shard(0) and hash(theirs.Shard(0)) == hash(Shard(0))
-    # They do not mix in an op.
-    with pytest.raises((RuntimeError, TypeError)):
-        x + theirs.distribute_tensor(whole, mesh, [theirs.Shard(0)])
+    # They do not mix in an op, and the error says so, if one of this package is the first tensor: torch's own text
+    # is raised by torch's class.
+    y, scalar = theirs.distribute_tensor(whole, mesh, [theirs.Shard(0)]), theirs.ones((), device_mesh=mesh)
+    text = r"a torch DTensor and a phalanx DTensor cannot be mixed in one op; .*from_torch.*to_torch"
+    for op in (
+        lambda: x + y,
+        lambda: x + scalar,
+        lambda: torch.cat([x, y]),
+        lambda: x.add_(y),
+        lambda: torch.equal(x, y),
+        lambda: torch._foreach_add_([x], [y]),
+        lambda: torch.add(x, 1, out=y),
+    ):
+        with pytest.raises(RuntimeError, match=text):
+            op()
+    with pytest.raises(RuntimeError):
+        y + x
+    for make in (lambda: DTensor.from_local(y, mesh), lambda: distribute_tensor(y, mesh, [Shard(0)])):
+        with pytest.raises(TypeError, match=r"is a torch DTensor: convert it with from_torch\(tensor\)"):
+            make()
 
 
 def test_nothing_is_copied_between_the_two_dtensors():

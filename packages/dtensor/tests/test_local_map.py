@@ -95,13 +95,13 @@ def refusals(rank, world_size):
         local_map(keep, ROWS, (None,))(x)
     with pytest.raises(TypeError, match="entry of in_grad_placements is None"):
         local_map(keep, ROWS, None, (None,))(x)
-    with pytest.raises(TypeError, match="input 1 of keep is int, no tensor, and has placements"):
+    with pytest.raises(TypeError, match="input 1 of keep is int, not a tensor, and (in|out)_placements has"):
         local_map(keep, ROWS, (ROWS, ROWS))(x, 3)
     with pytest.raises(ValueError, match="input 1 of keep is on mesh"):
         local_map(keep, ROWS)(x, distribute_tensor(torch.ones(4), other, [Replicate(), Replicate()]))
     with pytest.raises(ValueError, match="out_placements is for 1 outputs, and <lambda> returned 2"):
         local_map(lambda a: (a, a), ROWS)(x)
-    with pytest.raises(TypeError, match="output 0 of <lambda> is int, no tensor, and has placements"):
+    with pytest.raises(TypeError, match="output 0 of <lambda> is int, not a tensor, and (in|out)_placements has"):
         local_map(lambda a: 3, ROWS)(x)
     with pytest.raises(TypeError, match="output 0 of <lambda> is a DTensor"):
         local_map(lambda a: x, ROWS)(x)

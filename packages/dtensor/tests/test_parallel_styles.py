@@ -452,7 +452,7 @@ def refusals(rank, world_size):
 
     with pytest.raises(TypeError, match=r"entry '0'.*not torch\.distributed.*torch's make torch's DTensors"):
         parallelize_module(model, mesh, {"0": theirs.ColwiseParallel()})
-    with pytest.warns(UserWarning, match="nothing is done"):
+    with pytest.warns(UserWarning, match="so nothing is done"):
         assert parallelize_module(model, mesh) is model
     with pytest.warns(UserWarning, match=r"no submodule of Sequential matches 'one\.two'.*children are \['0', '1'\]"):
         parallelize_module(model, mesh, {"one.two": ColwiseParallel()})
@@ -497,7 +497,7 @@ def test_wrong_layouts_are_refused_where_a_style_is_made():
         ColwiseParallel(input_layouts=[Shard(0)])
     with pytest.raises(TypeError, match="RowwiseParallel: output_layouts must be one placement"):
         RowwiseParallel(output_layouts="replicate")
-    with pytest.raises(ValueError, match="with input_layouts desired_input_layouts are needed"):
+    with pytest.raises(ValueError, match="input_layouts was given without desired_input_layouts"):
         PrepareModuleInput(input_layouts=Shard(0))
     with pytest.raises(ValueError, match="must have the same length.*2 and 1"):
         PrepareModuleInput(input_layouts=(Shard(0), None), desired_input_layouts=(Shard(0),))

@@ -110,7 +110,7 @@ def test_a_placement_cannot_be_changed(placement):
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(ValueError, match="no reduction 'prod'.*product"):
+    with pytest.raises(ValueError, match="unknown reduce op 'prod'.*product"):
         Partial("prod")
     with pytest.raises(ValueError, match="split_factor must be at least 1"):
         StridedShard(0, 0)

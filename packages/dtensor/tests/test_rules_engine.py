@@ -192,9 +192,9 @@ def test_a_full_factor_is_cut_only_where_every_rank_gets_a_part():
 
 
 def test_a_rule_for_other_ranks_is_refused():
-    with pytest.raises(RuleError, match="wants 2 dims in input 0, the call has 3"):
+    with pytest.raises(RuleError, match="needs 2 dims in input 0, and the call has 3"):
         derive("m k, k n -> m n ; k:sum", (3, 2))
-    with pytest.raises(RuleError, match="is for 2 tensors, the call has 1"):
+    with pytest.raises(RuleError, match="is for 2 tensors, and the call has 1"):
         derive("m k, k n -> m n ; k:sum", (2,))
 
 

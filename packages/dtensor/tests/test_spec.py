@@ -302,7 +302,7 @@ def test_a_mesh_whose_groups_were_destroyed_is_no_longer_equal_to_new_ones():
         ({"placements": (Shard(0), "replicate")}, RuntimeError, "unknown placement 'replicate'"),  # D6
         ({"placements": (SizedShard(0, (3, 4)), Replicate())}, ValueError, "add up to 7, but dim 0"),
         ({"placements": (SizedShard(0, (8,)), Replicate())}, ValueError, "1 sizes, and mesh dim 0 has 2 ranks"),
-        ({"placements": (Partial("bor"), Replicate())}, ValueError, "needs integers or bools"),
+        ({"placements": (Partial("bor"), Replicate())}, ValueError, "is for integers and bools"),
         ({"mesh": (2, 3)}, TypeError, "must be a torch DeviceMesh, not tuple.*init_device_mesh"),
         ({"mesh": None}, TypeError, "must be a torch DeviceMesh"),
         ({"shape": 8}, TypeError, "shape must be a sequence of ints"),
@@ -319,9 +319,9 @@ def test_what_is_wrong_is_said_with_what_to_write(changes, error, text):
 
 def test_wrong_grids_are_named():
     for arguments, text in (
-        (((2, 0),), "every mesh dim needs a rank"),
-        (((2, 3), (2, 0)), "has no coordinate"),
-        (((2, 3), (1,)), "has no coordinate"),
+        (((2, 0),), "every mesh dim must have a rank or more"),
+        (((2, 3), (2, 0)), "which is not in a mesh of shape"),
+        (((2, 3), (1,)), "which is not in a mesh of shape"),
     ):
         with pytest.raises(ValueError, match=text):
             AbstractMesh(*arguments)

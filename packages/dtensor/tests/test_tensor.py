@@ -72,7 +72,7 @@ def made(rank, size):
     part = whole(5, 2)[rank * 3 : rank * 3 + 3]
     z = DTensor.from_local(part, mesh, [Shard(0)], shape=(5, 2), stride=(2, 1))
     assert z.shape == (5, 2) and torch.equal(z.full_tensor(), whole(5, 2))
-    with pytest.raises(ValueError, match=r"this rank has a part of shape .*, not .*write SizedShard for others"):
+    with pytest.raises(ValueError, match=r"this rank's part of .* has shape .*write SizedShard for other sizes"):
         DTensor.from_local(part[:1], mesh, [Shard(0)], shape=(5, 2))
     column = torch.ones(3, 2).t()  # its stride is that of a transposed whole
     assert DTensor.from_local(column, mesh, [Shard(0)]).stride() == column.stride() or size > 1
@@ -318,10 +318,10 @@ def used(rank, size):
     y = distribute_tensor(w, mesh, [Shard(0)])
     y.t().view(6, 4)[2].fill_(-1)
     assert torch.equal(y.full_tensor()[:, 2], torch.full((4,), -1.0))
-    # Where a view needed communication, it is a copy, and writing into it is refused.
+    # Where a view needed communication, such a view is a copy, and writing into it is refused.
     y = distribute_tensor(w, mesh, [Shard(0)])
     with pytest.raises(
-        RuntimeError, match="writes into a view that needed communication.*redistribute that tensor before"
+        RuntimeError, match="writes into a view that needed communication.*Redistribute that tensor before"
     ):
         y[1].add_(1)
     assert torch.equal(y.full_tensor(), w)

@@ -25,7 +25,7 @@ def test_compile_fx_takes_an_inner_compiler_and_options():
 def test_modes_have_options():
     assert _torch_compat.mode_options("default") == {}
     assert _torch_compat.mode_options("max-autotune-no-cudagraphs")
-    with pytest.raises(RuntimeError, match="there is no mode 'nothing'"):
+    with pytest.raises(RuntimeError, match="unknown mode 'nothing'; expected default"):
         _torch_compat.mode_options("nothing")
 
 

@@ -138,8 +138,11 @@ def refuses_what_does_not_fit(rank, size, name):
         (lambda: to_experts(x, out, changed(0, 2**62), told, name), "rank 1 do not lie within its"),
         (lambda: vdev(x, out, changed(0, 99)[:size], told[:, :size], name), "rank 1 do not lie within its"),
         (lambda: back(x, out, both * (2**40 if rank == 1 else 1), told, name), "rank 1 do not lie within its"),
-        (lambda: to_experts(x, out[: 1 if rank == 1 else 99], ones, told, name), "rows come to rank 1, whose output"),
-        (lambda: to_experts(x, out, ones, told, name, 99), "rows come to rank 0, whose output has"),
+        (
+            lambda: to_experts(x, out[: 1 if rank == 1 else 99], ones, told, name),
+            "rank 1 receives . rows, and its",
+        ),
+        (lambda: to_experts(x, out, ones, told, name, 99), "rank 0 receives .* rows, and its output has"),
         (lambda: to_experts(x, out, ones, told, name, 0), "must be positive"),
         (lambda: to_experts(x, out, ones[:-1], told, name), "a multiple of the group size"),
         (lambda: to_experts(x, out, ones, told[:, 1:], name), r"it must be \[2, "),

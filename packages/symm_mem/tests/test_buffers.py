@@ -110,7 +110,7 @@ def test_shape_dtype_and_offset_of_a_buffer_are_free_within_the_block(alone):  #
 @pytest.mark.parametrize(
     ("call", "text"),
     [
-        (lambda h: h.get_buffer(1, (1,), torch.uint8), "rank is 1; group 'tp' has the ranks 0 to 0"),
+        (lambda h: h.get_buffer(1, (1,), torch.uint8), "rank is 1; the ranks of group 'tp' are 0 to 0"),
         (lambda h: h.get_buffer(-1, (1,), torch.uint8), "rank is -1"),
         (lambda h: h.get_buffer("0", (1,), torch.uint8), "rank is '0'"),
         (lambda h: h.get_buffer(0, (65,), torch.uint8), "need 65 bytes; the block of rank 0 in group 'tp' has 64"),

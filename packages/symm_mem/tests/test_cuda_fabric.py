@@ -105,13 +105,13 @@ def refuses(rank, world_size, name):
         symm_mem.export_fabric(torch.ones(3, device="cuda"))
     with pytest.raises(UnsupportedError, match="memory is not on a GPU"):
         symm_mem.export_fabric(symm_mem.empty(3))
-    with pytest.raises(InvalidArgumentError, match="needs 36 bytes; the block has 32"):
+    with pytest.raises(InvalidArgumentError, match="needs 36 bytes, and the block has 32"):
         symm_mem.import_fabric(handle, (8,), (1,), torch.float32, storage_offset=1)
     with pytest.raises(InvalidArgumentError, match="negative values"):
         symm_mem.import_fabric(handle, (8,), (1,), torch.float32, storage_offset=-1)
     with pytest.raises(InvalidArgumentError, match="give a torch.dtype"):
         symm_mem.import_fabric(handle, (8,), (1,), "float32")
-    with pytest.raises(UnsupportedError, match="not on cpu"):
+    with pytest.raises(UnsupportedError, match="must be a GPU"):
         symm_mem.import_fabric(handle, (8,), (1,), torch.float32, "cpu")
     with pytest.raises(InvalidArgumentError, match="give the bytes of export_fabric"):
         symm_mem.import_fabric("handle", (8,), (1,), torch.float32)

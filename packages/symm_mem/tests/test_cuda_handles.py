@@ -75,7 +75,7 @@ def signals_of(handle):
 @on_cuda
 def gets_buffers(rank, world_size, name):
     tensor = symm_mem.empty(16, dtype=torch.float32, device="cuda:0")
-    with pytest.raises(NotFoundError, match="must invoke rendezvous"):  # M17
+    with pytest.raises(NotFoundError, match="had no rendezvous with group"):  # M17
         symm_mem.get_symmetric_memory(tensor, name)
     handle = symm_mem.rendezvous(tensor, name)
     assert handle is symm_mem.rendezvous(tensor, name) is symm_mem.get_symmetric_memory(tensor, name)  # M16

@@ -97,8 +97,8 @@ def refusals(rank, size, name):
     for call, text in (
         (lambda: ops.fused_all_gather_matmul(a, [torch.ones(5, 2)], 0, name), "with 4 rows"),
         (lambda: ops.fused_all_gather_matmul(a, [b.double()], 0, name), "of the same dtype"),
-        (lambda: ops.fused_all_gather_matmul(a, [b], 2, name), "along dim 2"),
-        (lambda: ops.fused_matmul_reduce_scatter(a, b, "max", 0, name), "Invalid reduce operation max"),
+        (lambda: ops.fused_all_gather_matmul(a, [b], 2, name), "gather_dim is 2"),
+        (lambda: ops.fused_matmul_reduce_scatter(a, b, "max", 0, name), "unknown reduce op 'max'; expected sum or avg"),
         (
             lambda: ops.fused_matmul_reduce_scatter(torch.ones(size + 1, 4), b, "sum", 0, name),
             "must be a multiple of",

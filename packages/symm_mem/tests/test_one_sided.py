@@ -43,7 +43,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_sent():
         odd = symm_mem.rendezvous(tensor.view(torch.uint8)[1:], "tp")
         for call, text in (
             (lambda: symm_mem.put_signal(torch.ones(5), handle, 0), "need 20 bytes"),
-            (lambda: symm_mem.put_signal(torch.ones(1), odd, 0), "no multiple of the 4 bytes"),
+            (lambda: symm_mem.put_signal(torch.ones(1), odd, 0), "not a multiple of the 4 bytes"),
             (lambda: symm_mem.put_signal(torch.ones(1), handle, 1), "rank is 1"),
             (lambda: symm_mem.put_signal(torch.ones(1, device="meta"), handle, 0), "src is on meta"),
             (lambda: symm_mem.put_signal([1.0], handle, 0), r"src is \[1.0\]; give a tensor"),

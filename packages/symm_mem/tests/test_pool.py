@@ -403,7 +403,7 @@ def test_an_interpreter_may_end_inside_of_the_with():
 
 def test_other_devices_are_refused():
     for function in (get_mem_pool, get_mempool_allocator):
-        with pytest.raises(UnsupportedError, match="not for cuda:1"):
+        with pytest.raises(UnsupportedError, match="the device is 'cuda:1'"):
             function("cuda:1")
     with pytest.raises(InvalidArgumentError, match="expected a result of get_mem_pool"), use_mem_pool("cpu"):
         pass

@@ -83,11 +83,11 @@ def refusals(rank, size, name):
         ((x, rows), {"offsets": [-1]}, "in order"),
         ((x, rows), {"offsets": [2 * size + 1]}, f"at most {2 * size}"),
         ((x, rows), {"offsets": [2], "dst_ranks": [0, 1]}, r"dst_ranks is \[0, 1\] for 1 blocks"),
-        ((x, rows), {"offsets": [2], "dst_ranks": [size]}, f"name a rank of 0 to {size - 1}"),
-        ((x, rows * 2), {}, f"out has 2 tensors; 1 blocks come to rank {rank}"),
+        ((x, rows), {"offsets": [2], "dst_ranks": [size]}, f"give a rank from 0 to {size - 1}"),
+        ((x, rows * 2), {}, f"out has 2 tensors, and rank {rank} of group .* receives 1 blocks"),
         ((x, [torch.empty(2, 3)]), {}, r"must have \[2, 4\]"),
         ((x, [torch.empty(2, 4, dtype=torch.int32)]), {}, "of torch.float32"),
-        ((x, rows), {"red_op": "plus"}, "Invalid reduce operation plus"),
+        ((x, rows), {"red_op": "plus"}, "unknown reduce op 'plus'"),
     ):
         with pytest.raises(InvalidArgumentError, match=text):
             symm_mem.reduce_scatter_offset(*arguments, name, **{"dim": 0, **named})

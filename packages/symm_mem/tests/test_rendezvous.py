@@ -27,14 +27,14 @@ def cached(rank, world_size):
     tensor, other = symm_mem.empty(100), symm_mem.empty(100)
     with pytest.raises(NotFoundError) as caught:
         symm_mem.get_symmetric_memory(tensor, "tp")
-    assert "must invoke rendezvous on a tensor before calling get_symmetric_memory on it" in str(caught.value)  # M17
+    assert "get_symmetric_memory: this tensor had no rendezvous with group" in str(caught.value)  # M17
     handle = symm_mem.rendezvous(tensor, "tp")
     if rank == 0:  # no communication: the other does not call
         assert symm_mem.rendezvous(tensor, "tp") is handle
         assert symm_mem.rendezvous(tensor.view(10, 10), "tp") is handle
         assert symm_mem.rendezvous(tensor[:7].detach(), "tp") is handle
         assert symm_mem.get_symmetric_memory(tensor, "tp") is handle
-    with pytest.raises(NotFoundError, match="must invoke rendezvous"):
+    with pytest.raises(NotFoundError, match="had no rendezvous with group"):
         symm_mem.get_symmetric_memory(other, "tp")
     assert symm_mem.rendezvous(other, "tp") is not handle
     handle.barrier()
@@ -65,7 +65,7 @@ def view_with_offset(rank, world_size):
     (whole if rank == 0 else handle).put_signal(peer, 1)
     (handle if rank == 0 else whole).wait_signal(peer, 1)
     assert symm_mem.rendezvous(view, "tp") is handle
-    with pytest.raises(InvalidArgumentError, match="no multiple"):
+    with pytest.raises(InvalidArgumentError, match="not a multiple"):
         symm_mem.rendezvous(tensor[1:], "tp").get_remote_tensor(0, (1,), torch.int64)
     from_numpy = torch.from_numpy(tensor.numpy()[4:])
     assert symm_mem.rendezvous(from_numpy, "tp") is handle

@@ -1,15 +1,15 @@
-"""Lets torch.distributed find the back end `phalanx` in processes that never import phalanx.
+"""Lets torch.distributed find the backend `phalanx` in processes that never import phalanx.
 
 `import torch` imports this module by the entry point of this distribution in the group `torch.backends`. So it imports
-nothing of ours and nothing that torch has not imported, and it is no part of the namespace package `phalanx`: it works
-where that is damaged. Its name sorts after that of the distribution's metadata, so that pip, which removes in the order
-of names, never leaves the entry point behind without the module.
+only modules that torch has imported, none of this project, and it is not in the namespace package `phalanx`: it works
+even if that is damaged. Its name sorts after that of the distribution's metadata, so that pip, which removes in the
+order of names, never leaves the entry point behind without the module.
 
-The import itself makes the name known. Torch calls what the entry point names besides, and that is `__dir__`, which
+The import itself makes the name known. Torch also calls the object that the entry point names. That is `__dir__`, which
 every module has: a folder without this file is a namespace package to Python, and so does no harm.
 
-What torch keeps private is touched here, and not in a file `_torch_compat.py`, because the module must stay alone.
-Read in torch 2.13 and 2.14.
+This module uses private parts of torch itself, not through a file `_torch_compat.py`, because it must stay alone. Read
+in torch 2.13 and 2.14.
 """
 
 import sys
@@ -61,7 +61,7 @@ def register() -> None:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    """What torch calls for each new group."""
+    """Make the backend of a new group. Torch calls it for each."""
     try:
         from phalanx.collectives._c10d._make import create
     except Exception as error:

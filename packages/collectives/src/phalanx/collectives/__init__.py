@@ -1,19 +1,20 @@
 """Functional collectives for PyTorch, on the shared memory of each host.
 
 The functions have the names and arguments of torch.distributed._functional_collectives, so that a program moves by
-changing an import. The core does the work: where the ranks of a group share a host, on tensors of the CPU and of GPUs;
-on several hosts, on those of the CPU. What it cannot serve goes through torch.distributed, with the same results.
+changing an import. The core does the work: on one host for tensors of the CPU and of GPUs, on several hosts for tensors
+of the CPU. Groups and tensors that it cannot serve go through torch.distributed, with the same results.
 
     import phalanx.collectives as pc
 
-    y = pc.all_reduce(x, "sum", dist.group.WORLD)   # returns before the peers have come
+    y = pc.all_reduce(x, "sum", dist.group.WORLD)   # returns before the other ranks have called it
     z = y + 1                                       # waits
 
-Which form of group to pass: for a compiler, (DeviceMesh, dim) and a list of lists say what all ranks do; a ProcessGroup
-or a list says only what this rank does.
+Which form of group to pass: (DeviceMesh, dim) and a list of lists tell a compiler the groups of all ranks; a
+ProcessGroup or a list of ranks tells it only the group of this rank.
 """
 
 import warnings
+from typing import TYPE_CHECKING
 
 from phalanx.collectives import _barrier, _kernels, _library, _p2p_ops, _process_group, _torch_compat, c10d
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor
@@ -122,6 +123,18 @@ __all__ = [
     "send",
     "wait_tensor",
 ]
+
+__version__: str
+
+if not TYPE_CHECKING:  # or type checkers would accept any name
+
+    def __getattr__(name: str) -> str:
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version  # looked up only if it is asked for: it takes milliseconds
+
+        return version("phalanx-collectives")
+
 
 # As torch has them.
 _coalescing_manager = coalescing_manager

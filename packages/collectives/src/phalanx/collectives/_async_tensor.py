@@ -90,12 +90,16 @@ class AsyncCollectiveTensor(torch.Tensor):
     @staticmethod
     def __new__(cls, elem: torch.Tensor) -> "AsyncCollectiveTensor":
         if not _is_pending(elem):
-            warnings.warn("AsyncCollectiveTensor: no collective is pending on this tensor; it is gone", stacklevel=2)
+            warnings.warn(
+                "AsyncCollectiveTensor: no collective is pending on this tensor; it was waited for, or is not the "
+                "result of a collective",
+                stacklevel=2,
+            )
         return wrap(elem)
 
     @property
     def completed(self) -> bool:
-        """Whether it was waited for with success."""
+        """Whether a wait for it succeeded."""
         return self._state is True
 
     def trigger_wait(self) -> torch.Tensor:
@@ -259,7 +263,7 @@ def wrap(elem: torch.Tensor) -> AsyncCollectiveTensor:
 
 
 class WaitHandle(AsyncCollectiveTensor):
-    """What pending results have in common: as if they were views of it, they wait when it does."""
+    """The state that pending results share: as views of one tensor, they wait together."""
 
     __slots__ = ("settle",)
     settle: Callable[[], Any]

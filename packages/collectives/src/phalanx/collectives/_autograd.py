@@ -147,8 +147,8 @@ def _in_place(op: Any, name: str, form: Form) -> Callable[..., Any]:
         tensors = [*tensor] if isinstance(tensor, (list, tuple)) else [tensor, written]
         if torch.is_grad_enabled() and any(each.requires_grad for each in tensors):
             raise RuntimeError(
-                f"{name} writes into its argument, which has no gradient; use {instead}, or call it with "
-                "torch.no_grad() or on a detached tensor"
+                f"{name}: an op that writes into its argument has no gradient, and an argument needs one; use "
+                f"{instead}, or call it with torch.no_grad() or on a detached tensor"
             )
         torch.autograd.graph.increment_version(written)
         call(_torch_compat.below_autograd(keys), tensor, *args, **kwargs)

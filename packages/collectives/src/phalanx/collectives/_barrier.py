@@ -19,22 +19,23 @@ _SCHEMA = "barrier(Tensor tensor, str group_name) -> Tensor"
 
 
 def barrier(group: GroupLike = None, tensor: torch.Tensor | None = None, tag: str = "") -> torch.Tensor:
-    """Wait until every rank of the group has come here. Collective. It returns when they have, also with a GPU.
+    """Wait until every rank of the group has called this barrier. Collective. The host waits, also for GPU tensors.
 
-    As torch.distributed.barrier, in a form that can be traced. A compiler keeps it in the graph, but knows only from
-    the data what has to come before and after it. So in a compiled graph pass a tensor that was computed before, and
-    compute what comes after from the result.
+    As torch.distributed.barrier, in a form that can be traced. A compiler keeps the barrier in the graph, but only the
+    data tells it which other ops come before and after the barrier. So in a compiled graph pass a tensor that was
+    computed before, and compute from the result what comes after.
 
     Args:
         group, tag: As for `all_reduce`.
-        tensor: Any; it is complete before this rank comes to the barrier. Its device says which backend is used. None
-            for the CPU.
+        tensor: Any tensor; it is complete before this rank enters the barrier. Its device says which backend is used.
+            None for the CPU.
 
     Returns:
-        A copy of `tensor`, contiguous, made after the barrier; empty where none was given. Differentiable.
+        A copy of `tensor`, contiguous, made after the barrier; an empty tensor if none was given. Differentiable.
 
     Raises:
-        ValueError: Not a group of this rank, or there is no default group; nothing was sent.
+        ValueError: The group is not one of this rank's, or there is no default group; nothing was sent.
+        TypeError: `tensor` is not a tensor; nothing was sent.
         RuntimeError: A coalescing manager of the group is open; nothing was sent.
         PhalanxError: As for `all_reduce`.
 
@@ -44,12 +45,12 @@ def barrier(group: GroupLike = None, tensor: torch.Tensor | None = None, tag: st
     """
     token = torch.empty(0, device="cpu") if tensor is None else tensor
     if is_dynamo_compiling():
-        traced: torch.Tensor = torch.ops.phalanx.barrier(token, traced_name(group, tag))
+        traced: torch.Tensor = torch.ops.phalanx.barrier(token, traced_name(group, tag, "barrier"))
         return traced
     if not isinstance(token, torch.Tensor):
-        raise TypeError(f"barrier takes a torch.Tensor, not {type(token).__name__}")
+        raise TypeError(f"barrier: tensor must be a torch.Tensor or None, not {type(token).__name__}")
     try:
-        name = find(group, tag).op_name
+        name = find(group, tag, "barrier").op_name
         done: torch.Tensor = torch.ops.phalanx.barrier(token, name)
         return done
     except (RuntimeError, ValueError) as error:
@@ -63,8 +64,8 @@ def _barrier(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     state = state_named(group_name)
     if _recording.recorder_on(state) is not None:
         raise RuntimeError(
-            f"barrier on group '{state.name}': a coalescing_manager is open, and what was called in its body is sent "
-            "only at its end; call the barrier after the with block"
+            f"barrier on group '{state.name}': a coalescing_manager is open, and the collectives called in its body "
+            "are sent only at its end; call the barrier after the with block"
         )
     done = torch.ops.phalanx.wait_tensor(tensor)
     ensure_initialized(state, tensor)

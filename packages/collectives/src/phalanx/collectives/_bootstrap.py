@@ -1,12 +1,14 @@
 """How the ranks of a process group agree on whether the core serves it, through torch's store.
 
-A store may hold what an earlier run of the same program left in it. So nothing is believed because it is there: every
-rank says hello with a number drawn at random, the first rank of the group answers all of them with a *token*, and each
-rank acknowledges an answer that quotes its own number. What the core then writes goes below the token.
+A store may hold values that an earlier run of the same program left in it. So no value is trusted because it exists:
+every rank writes a hello with a random number, the first rank of the group answers all of them with a *token*, and each
+rank acknowledges an answer that quotes its own number. The keys that the core then writes begin with the token.
 """
 
 import contextlib
 import json
+import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,22 +19,36 @@ from uuid import uuid4
 from phalanx.core import AbiError, PeerDeadError, PhalanxError, RevokedError, WaitTimeoutError, ffi, lib
 from phalanx.core.timeouts import timed_out
 
+log = logging.getLogger("phalanx.collectives")
+
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.0005, 0.02
+_WARN_AFTER_S = 10.0
+
+
+def _warning_interval_s() -> float:
+    """How long a rank waits before it says so in the log: PHALANX_WAIT_WARNING_S, as for the waits of the core."""
+    try:
+        seconds = float(os.environ.get("PHALANX_WAIT_WARNING_S") or _WARN_AFTER_S)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= 1e6:  # the core warns about such a value
+        seconds = _WARN_AFTER_S
+    return seconds or float("inf")
 
 
 def _build() -> str:
-    """What this rank runs."""
+    """The version and the build of the core that this rank runs."""
     known = json.loads(ffi.string(lib.phx_build_info()).decode())
     return f"{known['version']} (build {known['build']})"
 
 
 class BootstrapResult(NamedTuple):
-    """What all ranks of the group know when it is over.
+    """The facts that all ranks of the group know after the bootstrap.
 
     Attributes:
-        token: Drawn for this time; the same on all ranks.
-        refusal: Why a rank cannot use the core; "" when all can.
-        hosts: What the ranks call their hosts, in order.
+        token: Drawn for this bootstrap; the same on all ranks.
+        refusal: The reason for which a rank cannot use the core; "" if all can.
+        hosts: The names of the hosts of the ranks, in the order of the ranks.
     """
 
     token: str
@@ -41,7 +57,7 @@ class BootstrapResult(NamedTuple):
 
 
 class Bootstrap:
-    """How the ranks of a group meet, once.
+    """One bootstrap of a group: its ranks exchange what they need to connect.
 
     Args:
         store: A torch Store that the ranks share.
@@ -70,20 +86,22 @@ class Bootstrap:
         self._timeout_ms = timeout_ms
         self._check_peer = check_peer
         self._default_ms = default_ms
-        self._deadline = time.monotonic() + timeout_ms / 1000
+        self._begin = time.monotonic()
+        self._deadline = self._begin + timeout_ms / 1000
         self._pause_s = _FIRST_PAUSE_S
+        self._interval_s = self._next_warning_s = _warning_interval_s()
 
     def run(self, refusal: str, host: str = "") -> BootstrapResult:
-        """Meet the others. Collective among the ranks of the group.
+        """Exchange the facts with the other ranks. Collective among the ranks of the group.
 
         Args:
-            refusal: Why this rank cannot use the core, or "".
-            host: What this rank calls its host; alike exactly on ranks that can share memory.
+            refusal: The reason for which this rank cannot use the core, or "".
+            host: A name of this rank's host, the same on exactly those ranks that can share memory.
 
         Raises:
-            WaitTimeoutError: Ranks did not come in time; the text names them.
+            WaitTimeoutError: Ranks did not call it in time; the text names them.
             AbiError: Ranks run different builds of phalanx-core. Raised on all of them.
-            PeerDeadError: One has ended, as is known from another group of this process.
+            PeerDeadError: A rank has ended, as is known from another group of this process.
         """
         if len(self._ranks) == 1:
             return BootstrapResult(uuid4().hex, refusal, [host])
@@ -124,7 +142,7 @@ class Bootstrap:
             answer = self._read("answer", len(BootstrapResult._fields) + 2)
             if answer is not None and answer[2][self._position] == hello[0]:
                 break
-            if self._read(f"hello/{self._position}") is None:  # removed at the end of the meeting before
+            if self._read(f"hello/{self._position}") is None:  # removed at the end of an earlier bootstrap
                 self._write(f"hello/{self._position}", hello)
             self._pause(None)
         self._write(f"thanks/{self._position}", answer[0])
@@ -148,29 +166,55 @@ class Bootstrap:
         for rank in self._ranks if late is None else [self._ranks[i] for i in late]:
             if rank != self._ranks[self._position]:
                 self._look_at(rank)
-        if time.monotonic() > self._deadline:
-            if late is None:  # whoever has not said hello; if all have, the first rank did not answer
-                late = [i for i in range(len(self._ranks)) if self._read(f"hello/{i}") is None] or [0]
-            names = ", ".join(str(self._ranks[i]) for i in late)
+        now = time.monotonic()
+        if now > self._deadline:
+            late = self._late(late)
             me = self._ranks[self._position]
             raise WaitTimeoutError(
                 f"group '{self._name}': {timed_out(self._timeout_ms, self._default_ms)}: rank {me} still waits for "
-                f"rank(s) {names} to call their first collective on it. The first collective on a group is where its "
-                "ranks meet: every rank of the group must call it.",
+                f"rank(s) {self._names(late)} to call their first collective on it. Every rank of the group must call "
+                "it, because it connects the ranks. Check that all processes were started, and find out what those "
+                "ranks are doing (for example `py-spy dump --pid PID`), or raise the timeout of the group.",
                 rank=me,
                 peer=self._ranks[late[0]],
                 operation="enable_group",
                 group=self._name,
             )
+        if now - self._begin >= self._next_warning_s:
+            self._warn(now - self._begin, self._names(self._late(late)))
         time.sleep(self._pause_s)
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+
+    def _late(self, late: list[int] | None) -> list[int]:
+        """The positions of the ranks that this rank waits for: those without a hello, or the first, if none answers."""
+        if late is None:
+            late = [i for i in range(len(self._ranks)) if self._read(f"hello/{i}") is None] or [0]
+        return late
+
+    def _names(self, positions: list[int]) -> str:
+        return ", ".join(str(self._ranks[i]) for i in positions)
+
+    def _warn(self, waited_s: float, late: str) -> None:
+        """Log that this rank still waits. As the core: after 1, 3 and 6 intervals, then after every 6."""
+        interval, due = self._interval_s, self._next_warning_s
+        self._next_warning_s = 3 * interval if due == interval else 6 * interval * (waited_s // (6 * interval) + 1)
+        log.warning(
+            "rank %d: still waiting for rank%s %s on group '%s': connecting its ranks (%.3g s of %.3g s)",
+            self._ranks[self._position],
+            "s" if "," in late else "",
+            late,
+            self._name,
+            waited_s,
+            self._timeout_ms / 1000,
+        )
 
     def _look_at(self, rank: int) -> None:
         try:
             self._check_peer(rank)
         except PeerDeadError as error:
             raise PeerDeadError(
-                f"group '{self._name}': {error}, and its ranks have not met yet. Make a new process group without it.",
+                f"group '{self._name}': {error}, and the ranks of the group are not connected yet. Make a new process "
+                "group without that rank.",
                 rank=self._ranks[self._position],
                 peer=rank,
                 operation="enable_group",
@@ -181,22 +225,22 @@ class Bootstrap:
         self._store.set(key, json.dumps(value))
 
     def _read(self, key: str, length: int = 0) -> Any:
-        """What is there; None if nothing is, or not a list of that length: something else has written it."""
+        """The value of a key; None if it has none, or one that is not a list of that length."""
         value = json.loads(self._store.get(key)) if self._store.check([key]) else None
         return value if not length or (isinstance(value, list) and len(value) == length) else None
 
     def _remove(self, key: str) -> None:
-        with contextlib.suppress(RuntimeError):  # not every store can; the keys are of no use to anybody
+        with contextlib.suppress(RuntimeError):  # not every store can delete; nothing reads the keys any more
             self._store.delete_key(key)
 
 
 class FirstFailure:
-    """A context in which the ranks of a group meet. Where that fails, later entries raise RevokedError.
+    """A context in which the ranks of a group connect. If that fails, later entries raise RevokedError.
 
-    A timeout may be tried again: nothing has been sent, and a late rank may still come.
+    After a timeout it may be tried again: nothing was sent, and a late rank may still call it.
 
     Args:
-        group: Its name.
+        group: The name of the group.
     """
 
     def __init__(self, group: str) -> None:
@@ -206,7 +250,7 @@ class FirstFailure:
     def __enter__(self) -> None:
         if self._error is not None:
             raise RevokedError(
-                f"the ranks of group '{self._group}' could not meet before, so they may be out of step; make a new "
+                f"group '{self._group}': its ranks failed to connect before, so they may be out of step; make a new "
                 f"process group. The first failure was: {self._error}",
                 operation="enable_group",
                 group=self._group,

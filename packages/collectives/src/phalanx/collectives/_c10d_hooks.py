@@ -17,7 +17,8 @@ from phalanx.collectives._op_table import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from phalanx.collectives._process_group import ensure_initialized
 from phalanx.collectives.reductions import REDUCTIONS
 
-# What torch appends, by the name of the function. Those on the right are the names of torch 2.12 and before.
+# The collectives by the name of the function that torch appends. The names on the right are those of torch 2.12 and
+# before.
 _OPS: dict[str, Collective] = {
     "all_reduce": ALL_REDUCE,
     "all_gather_single": ALL_GATHER,
@@ -48,7 +49,7 @@ class _Captured(list[Any]):
         if recorder is None:
             raise RuntimeError(
                 f"{call.op.__name__} on group '{self.group.name}': another thread has a coalescing_manager open on the "
-                "group, and torch.distributed keeps that for all threads; use the functions of phalanx.collectives, or "
+                "group, which in torch.distributed holds for all threads; use the functions of phalanx.collectives, or "
                 "another process group"
             )
         _record(recorder, call)
@@ -60,15 +61,20 @@ def _record(recorder: Any, call: Any) -> None:
         recorder.write_into(collective, tensor, tensor, _reduction(call))
         return
     if collective is None:
-        raise RuntimeError(f"coalescing_manager cannot record {call.op.__name__} of torch.distributed; call it outside")
+        raise RuntimeError(
+            f"{call.op.__name__}: coalescing_manager cannot record this function of torch.distributed; call it outside "
+            "the with block"
+        )
     tensor, out = _plain(tensor), _plain(tensor if call.dst_tensor is None else call.dst_tensor)
     size = group.size
     few, many = (tensor, out) if collective is not REDUCE_SCATTER else (out, tensor)
     wanted = few.numel() * (1 if collective is ALL_REDUCE else size)
     if many.numel() != wanted or few.dtype != many.dtype:
+        smaller, larger = ("output", "input") if collective is REDUCE_SCATTER else ("input", "output")
         raise ValueError(
-            f"{call.op.__name__} on group '{group.name}': {few.numel()} elements of {few.dtype} on one side, "
-            f"and {many.numel()} of {many.dtype} on the other; in a group of {size} there must be {wanted}, all of them"
+            f"{call.op.__name__} on group '{group.name}': the {smaller} has {few.numel()} elements of {few.dtype}, "
+            f"and the {larger} {many.numel()} of {many.dtype}; in a group of {size} the {larger} must have {wanted} "
+            f"elements of {few.dtype}"
         )
     args: tuple[Any, ...] = () if collective is ALL_REDUCE else (size,)
     if call.redop is not None:
@@ -91,7 +97,8 @@ def _reduction(call: Any) -> str:
         if call.redop == kind:
             return name
     raise ValueError(
-        f"{call.op.__name__}: coalescing_manager cannot record the reduction {call.redop}; call it outside"
+        f"{call.op.__name__}: coalescing_manager cannot record the reduction {call.redop}; use one of "
+        f"{', '.join(each.upper() for each in REDUCTIONS)}, or call it outside the with block"
     )
 
 
@@ -106,8 +113,8 @@ def begin(process_group: dist.ProcessGroup, group: GroupState) -> None:
         found = state.get(process_group)
         if found and not isinstance(found, _Captured):
             raise RuntimeError(
-                f"coalescing_manager: torch's _coalescing_manager is open on group '{group.name}', or was left so by "
-                "an exception; use only one of the two on a group"
+                f"coalescing_manager on group '{group.name}': torch's _coalescing_manager is open on the group, or was "
+                "left open by an exception; use only one of the two on a group"
             )
         if not isinstance(found, _Captured):
             found = state[process_group] = _Captured(group)

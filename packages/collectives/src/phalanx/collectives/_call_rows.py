@@ -15,10 +15,10 @@ from phalanx.core import ffi
 def memory_of(tensor: torch.Tensor, on_gpus: bool = False) -> torch.Tensor | None:
     """A plain tensor of the same memory, or None where there is none for the core to read: other devices and classes.
 
-    It may have strides. Which of the two it is depends on the device and the class only, so on all ranks alike.
+    It may have strides. The result depends on the device and the class only, so it is the same on all ranks.
 
     Args:
-        tensor: Any.
+        tensor: Any tensor.
         on_gpus: Whether memory of a GPU counts, too.
     """
     if type(tensor) is not torch.Tensor:
@@ -102,14 +102,14 @@ def sharing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> set[int]:
 
 
 def check_overlaps(group: str, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Refuse calls one of which writes what another reads or writes: their order is not promised.
+    """Refuse calls if one writes memory that another reads or writes, because their order is not promised.
 
     Args:
-        group: Its name.
-        pairs: What each call reads, and what it writes.
+        group: The name of the group.
+        pairs: The tensor that each call reads, and the one that it writes.
 
     Raises:
-        ValueError: Two overlap.
+        ValueError: Two calls overlap.
     """
     reach: dict[bool, list[tuple[int, int]]] = {False: [], True: []}  # (end, call) of all, and of those that write
     for begin, end, writes, call in _spans(pairs):
@@ -117,8 +117,9 @@ def check_overlaps(group: str, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]
             if other_end > begin and other != call:
                 first, second = sorted((other, call))
                 raise ValueError(
-                    f"coalescing_manager on group '{group}': calls {first} and {second} overlap, and one writes there; "
-                    "their order is not promised. Nothing was sent"
+                    f"coalescing_manager on group '{group}': the tensors of calls {first} and {second} (counted from "
+                    "0) overlap in memory, and one call writes there. The order of calls in one manager is not "
+                    "promised, so use separate tensors or two managers. Nothing was sent"
                 )
         for kind in (False, True) if writes else (False,):
             reach[kind] = [each for each in reach[kind] if each[0] > begin] + [(end, call)]

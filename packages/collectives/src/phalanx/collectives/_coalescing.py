@@ -28,30 +28,30 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
             ...
         cm.wait()
 
-    What is recorded: the functions of phalanx.collectives, also those that write into a tensor; isend, irecv and what
-    is made of them; and of torch.distributed all_reduce, all_gather_single (also as all_gather_into_tensor) and
-    reduce_scatter_single (reduce_scatter_tensor). Everything else, and every call on another group, is issued at once,
+    It records the functions of phalanx.collectives, also those that write into a tensor, with isend, irecv and the
+    functions made of them; and of torch.distributed all_reduce, all_gather_single (also as all_gather_into_tensor) and
+    reduce_scatter_single (reduce_scatter_tensor). Every other call, and every call on another group, is issued at once,
     as without a manager.
 
-    The calls count as independent: none may write what another reads or writes, and the tensors must not be changed
+    The calls are independent: none may write memory that another reads or writes, and the tensors must not be changed
     between the call and the end of the body (or `wait`, with async_ops). A result cannot be used inside the body.
     If the body raises, nothing is sent, and the group is as before.
 
-    Where torch.distributed serves the group, the calls are issued one after another at the end of the body, and
-    waited for together. In a graph of torch.compile they are the single calls that they would be without a manager.
+    If torch.distributed serves the group, the calls are issued one after another at the end of the body, and waited
+    for together. In a graph of torch.compile they are the single calls that they would be without a manager.
 
     Args:
-        group: As for `all_reduce`. All its ranks must record the same calls in one
-            order. Managers nest on different groups only.
-        device: Without meaning here; torch's has it.
-        async_ops: Not to wait at the end of the body, but in `wait`, or at the first use of a result that is an
+        group: As for `all_reduce`. All its ranks must record the same calls in the same order. Managers nest on
+            different groups only.
+        device: Ignored; torch's manager has this argument.
+        async_ops: Whether to wait not at the end of the body, but in `wait`, or at the first use of a result that is an
             AsyncCollectiveTensor.
 
     Attributes:
         works: Empty; after the body, with async_ops, the work of all calls, if there were any.
 
     Raises:
-        ValueError: Not a group of this rank; or, at the end of the body, two calls overlap: nothing was sent.
+        ValueError: The group is not one of this rank's; or, at the end, two calls overlap: nothing was sent.
         RuntimeError: A manager is open on the group already; or, at the end, a tensor was changed: nothing was sent.
         PhalanxError: At the end, or from `wait`: as for `all_reduce`.
 
@@ -79,8 +79,8 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
         if is_dynamo_compiling() or is_tracing():
             return self
         if self._recorder is not None:
-            raise RuntimeError("coalescing_manager: this one is open already; make another one")
-        group = find(self._group)
+            raise RuntimeError("coalescing_manager: this manager is open already; make a new one for each with block")
+        group = find(self._group, "", "coalescing_manager")
         recorder = Recorder(group)
         process_group = group_named(group.name)
         _recording.begin(group, recorder)
@@ -120,7 +120,7 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
         """Wait until all of the body is complete. Without async_ops there is nothing to wait for.
 
         Args:
-            timeout: How long; None is the default of the process group.
+            timeout: How long to wait; None is the timeout of the process group.
 
         Raises:
             RuntimeError: The body has not been left yet.

@@ -1,4 +1,4 @@
-"""GPUs: whether the core can use one, what it is told of streams, and streams beside the current one."""
+"""GPUs: whether the core can use one, its arguments about streams, and streams other than the current one."""
 
 import contextlib
 import threading
@@ -12,7 +12,7 @@ from phalanx.core import PhalanxError, World, ffi, lib
 
 
 def stream_kwargs(device: torch.device) -> dict[str, Any]:
-    """What a collective of the core is told of tensors of a GPU: which one, and its current stream.
+    """The arguments of a collective of the core for tensors of a GPU: the GPU, and its current stream.
 
     Args:
         device: With its index.
@@ -61,7 +61,7 @@ class StreamMarker:
 
 
 class SideStreams:
-    """Streams beside the current one, for what may wait for another rank while the current one goes on."""
+    """Streams other than the current one, for work that waits for other ranks while the current stream goes on."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ def refusal(device: torch.device) -> str:
 
 
 def _try(device: torch.device) -> str:
-    """What a group of this rank alone fails with there: no driver, no kernels, a GPU that is too old."""
+    """The error of a group of this rank alone on the GPU: no driver, no kernels, or a GPU that is too old."""
     told = stream_kwargs(device)
     try:
         with World(0, 1) as alone:

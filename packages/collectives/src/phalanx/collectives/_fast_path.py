@@ -63,7 +63,14 @@ class InPlace:
 
 def _starting(kernel: Callable[..., Any]) -> Callable[..., AsyncCollectiveTensor | None]:
     def begin(tensor: torch.Tensor, *args: Any) -> AsyncCollectiveTensor | None:
-        return start(kernel(CPU_KEY, tensor, *args)) if is_plain(tensor) else None
+        if not is_plain(tensor):
+            return None
+        try:
+            return start(kernel(CPU_KEY, tensor, *args))
+        except RuntimeError as error:
+            if _is_wrong_type(error):
+                return None
+            raise
 
     return begin
 
@@ -72,9 +79,19 @@ def _running(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor | None]:
     def run(tensor: torch.Tensor, *args: Any) -> torch.Tensor | None:
         if not is_plain(tensor):
             return None
-        kernel(CPU_KEY, tensor, *args)
+        try:
+            kernel(CPU_KEY, tensor, *args)
+        except RuntimeError as error:
+            if _is_wrong_type(error):
+                return None
+            raise
         increment_version(tensor)
         wait_plain(tensor)
         return tensor
 
     return run
+
+
+def _is_wrong_type(error: RuntimeError) -> bool:
+    """Whether torch refused the type of an argument. The checks of the caller have a better text."""
+    return "Expected a value of type" in str(error)

@@ -49,7 +49,9 @@ class Operation(Start):
             tensor, args: The arguments of the op but the group's size and name.
         """
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{self.collective.name} takes a torch.Tensor, not {type(tensor).__name__}")
+            raise TypeError(
+                f"{self.collective.function}: expected a torch.Tensor as `self`, not {type(tensor).__name__}"
+            )
         self.collective.check(group, tensor, *args)
         ensure_initialized(group, tensor)
         if self.collective.takes_size:
@@ -97,6 +99,8 @@ class InPlaceOperation(InPlace):
             recorder.write(self.collective, tensor, argument)
             return tensor
         target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
+        if not isinstance(target, torch.Tensor):
+            raise TypeError(f"{self.collective.name}_: expected a torch.Tensor as `self`, not {type(target).__name__}")
         self.collective.check(group, target, argument)
         ensure_initialized(group, target)
         if recorder is not None and not is_tracing():
@@ -131,38 +135,38 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
     As torch.distributed._functional_collectives.all_reduce. Differentiable for sum and avg.
 
     Args:
-        self: Any shape, strides and dtype; left as it is, and free to be changed when the call returns (if the core
-            serves the group). bool, integers and floats; complex numbers for sum and avg.
+        self: A tensor of any shape and strides; it is not changed, and may be changed as soon as the call returns (if
+            the core serves the group). The dtype is bool, an integer or a float; complex for sum and avg only.
         reduceOp: sum, avg, product, min, max, band, bor or bxor, in upper or lower case. 16-bit floats are added
             in float32 and rounded once; avg of integers rounds towards zero.
         group: A ProcessGroup, a one-dimensional DeviceMesh, (DeviceMesh, dim by its number or name), a list of global
             ranks, a list of lists of them (each rank takes part in the one that holds it), the name of a process group,
             a phalanx.core.Group, or None for the default process group. The first collective of a rank on a group waits
-            until all its ranks come.
+            until all ranks of the group have called theirs.
         tag: With a list, tells groups of the same ranks apart; one that does not exist is made.
 
     Returns:
-        Of the shape of `self`, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+        A contiguous tensor of the shape of `self`: an AsyncCollectiveTensor, or in a compiled graph a finished tensor.
 
     Raises:
-        ValueError: Unknown reduction, or not a group of this rank; nothing was sent.
+        ValueError: The reduction is unknown, or the group is not one of this rank's; nothing was sent.
         RuntimeError: A gradient is needed that the reduction does not have; nothing was sent.
-        PhalanxError: From here or from the first use of the result: a peer died (PeerDeadError) or did not come
-            (WaitTimeoutError), or the ranks made different calls (MismatchError). The group is of no use after it.
+        PhalanxError: From this call or from the first use of the result: a peer died (PeerDeadError) or did not call it
+            in time (WaitTimeoutError), or the ranks made different calls (MismatchError). The group is unusable then.
 
     Example:
         >>> all_reduce(torch.full((2,), rank + 1.0), "sum", group)
         AsyncCollectiveTensor(tensor([3., 3.]))
     """
     if is_dynamo_compiling():
-        return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag)))
+        return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag, "all_reduce")))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if state is not None and state.fast_path:
             started = ALL_REDUCE.begin(self, reduceOp, state.op_name)
             if started is not None:
                 return started
-        return ALL_REDUCE.start(state or find(group, tag), self, reduceOp)
+        return ALL_REDUCE.start(state or find(group, tag, "all_reduce"), self, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -173,14 +177,14 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
     As torch.distributed._functional_collectives.all_gather_tensor. Differentiable.
 
     Args:
-        self: Any shape, strides and dtype, the same shape and dtype on all ranks. One without dims counts as one of
-            shape (1,).
-        gather_dim: Along which to join; negative ones count from the end.
+        self: A tensor of any shape, strides and dtype; shape and dtype are the same on all ranks. A tensor without dims
+            counts as one of shape (1,).
+        gather_dim: The dim along which to join; negative ones count from the end.
         group, tag: As for `all_reduce`.
 
     Returns:
-        Of the shape of `self`, with `gather_dim` group-size times as long, contiguous. An AsyncCollectiveTensor when
-        gather_dim is 0; otherwise joining may have waited.
+        A contiguous tensor of the shape of `self`, with `gather_dim` group-size times as long. An AsyncCollectiveTensor
+        if gather_dim is 0; for another dim, joining may have waited.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -192,7 +196,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
     """
     dim = 0 if gather_dim == 0 else check_dim("all_gather_tensor", "gather_dim", gather_dim, max(self.dim(), 1))
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "all_gather_tensor")
         size = traced_size(name)
         traced = _traced(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
         return joined_at(traced, size, dim)
@@ -202,7 +206,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         if state is not None and state.fast_path:
             gathered = ALL_GATHER.begin(self, state.size, state.op_name)
         if gathered is None:
-            state = state or find(group, tag)
+            state = state or find(group, tag, "all_gather_tensor")
             gathered = ALL_GATHER.start(state, self)
         if dim == 0 or state is None:
             return gathered
@@ -224,18 +228,18 @@ def reduce_scatter_tensor(
     As torch.distributed._functional_collectives.reduce_scatter_tensor. Differentiable for sum and avg.
 
     Args:
-        self: Any shape, strides and dtype, the same shape and dtype on all ranks.
+        self: A tensor of any shape, strides and dtype; shape and dtype are the same on all ranks.
         reduceOp: As for `all_reduce`.
-        scatter_dim: Along which to split; negative ones count from the end. Its size must be a multiple of the group
-            size.
+        scatter_dim: The dim along which to split; negative ones count from the end. Its size must be divisible by the
+            group size.
         group, tag: As for `all_reduce`.
 
     Returns:
-        The part of this rank: of the shape of `self`, with `scatter_dim` divided by the group size, contiguous. An
-        AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+        The part of this rank: a contiguous tensor of the shape of `self`, with `scatter_dim` divided by the group size.
+        An AsyncCollectiveTensor, or in a compiled graph the finished tensor.
 
     Raises:
-        AssertionError: The size is no multiple; nothing was sent.
+        AssertionError: The size is not divisible by the group size; nothing was sent.
         IndexError: There is no such dim; nothing was sent.
         ValueError, RuntimeError, PhalanxError: As for `all_reduce`.
 
@@ -245,13 +249,13 @@ def reduce_scatter_tensor(
     """
     dim = check_dim("reduce_scatter_tensor", "scatter_dim", scatter_dim, self.dim())
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "reduce_scatter_tensor")
         size = traced_size(name)
         parts = parts_first(self, size, dim)
         return _traced(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        state = state or find(group, tag)
+        state = state or find(group, tag, "reduce_scatter_tensor")
         parts = parts_first(self, state.size, dim)
         if state.fast_path:
             started = REDUCE_SCATTER.begin(parts, reduceOp, state.size, state.op_name)
@@ -267,18 +271,19 @@ def all_gather_v(
 ) -> torch.Tensor:
     """Join tensors of different sizes along a dim; every rank gets the result. Collective.
 
-    all_gather_tensor for uneven parts, without padding. torch.distributed has none such; MPI calls it Allgatherv.
-    Differentiable.
+    all_gather_tensor for uneven parts, without padding. torch.distributed has no such function; MPI calls it
+    Allgatherv. Differentiable.
 
     Args:
-        self: At least one dim, any strides and dtype; of the same shape on all ranks but for `gather_dim`.
+        self: A tensor of at least one dim and of any strides and dtype; all dims but `gather_dim` have the same size on
+            all ranks.
         sizes: The size of `gather_dim` on each rank, by group rank; the same list on all ranks.
-        gather_dim: Along which to join; negative ones count from the end.
+        gather_dim: The dim along which to join; negative ones count from the end.
         group, tag: As for `all_reduce`.
 
     Returns:
-        Of the shape of `self`, with sum(sizes) at `gather_dim`, contiguous. An AsyncCollectiveTensor when gather_dim
-        is 0; otherwise joining may have waited. Within a coalescing manager: along dim 0 only.
+        A contiguous tensor of the shape of `self`, with sum(sizes) at `gather_dim`. An AsyncCollectiveTensor if
+        gather_dim is 0; for another dim, joining may have waited. Within a coalescing manager: along dim 0 only.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -293,13 +298,13 @@ def all_gather_v(
     """
     dim = check_dim("all_gather_v", "gather_dim", gather_dim, self.dim())
     rows = self if dim == 0 else self.movedim(dim, 0)
-    counts = _split_sizes("sizes", sizes)
+    counts = _split_sizes("all_gather_v", "sizes", sizes)
     if is_dynamo_compiling():
-        whole = _traced(torch.ops.phalanx.all_gather_v(rows, counts, traced_name(group, tag)))
+        whole = _traced(torch.ops.phalanx.all_gather_v(rows, counts, traced_name(group, tag, "all_gather_v")))
     else:
         state = _ready(group if type(group) is str else id(group)) if not tag else None
         try:
-            whole = _uneven(ALL_GATHER_V, state or find(group, tag), rows, counts)
+            whole = _uneven(ALL_GATHER_V, state or find(group, tag, "all_gather_v"), rows, counts)
         except (RuntimeError, ValueError) as error:
             fail(error)
     return whole if dim == 0 else wait_tensor(whole).movedim(0, dim).contiguous()
@@ -318,16 +323,16 @@ def reduce_scatter_v(
     reduce_scatter_tensor for uneven parts, without padding. Differentiable for sum and avg.
 
     Args:
-        self: At least one dim, any strides and dtype, the same shape and dtype on all ranks.
+        self: A tensor of at least one dim and of any strides; shape and dtype are the same on all ranks.
         reduceOp: As for `all_reduce`.
         sizes: The size of each rank's part of `scatter_dim`, by group rank; the same list on all ranks.
-        scatter_dim: Along which to split; negative ones count from the end.
+        scatter_dim: The dim along which to split; negative ones count from the end.
         group, tag: As for `all_reduce`.
 
     Returns:
-        The part of this rank: of the shape of `self`, with its size at `scatter_dim`, contiguous. An
-        AsyncCollectiveTensor when scatter_dim is 0; otherwise laying it out may have waited. Within a coalescing
-        manager: along dim 0 only.
+        The part of this rank: a contiguous tensor of the shape of `self`, with its size at `scatter_dim`. An
+        AsyncCollectiveTensor if scatter_dim is 0; for another dim, the copy into this order may have waited. Within a
+        coalescing manager: along dim 0 only.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -340,15 +345,15 @@ def reduce_scatter_v(
     """
     dim = check_dim("reduce_scatter_v", "scatter_dim", scatter_dim, self.dim())
     rows = self if dim == 0 else self.movedim(dim, 0)
-    counts = _split_sizes("sizes", sizes)
+    counts = _split_sizes("reduce_scatter_v", "sizes", sizes)
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "reduce_scatter_v")
         own = counts[own_rank(name)[0]]
         part = _traced(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), counts, own, name))
     else:
         state = _ready(group if type(group) is str else id(group)) if not tag else None
         try:
-            state = state or find(group, tag)
+            state = state or find(group, tag, "reduce_scatter_v")
             own = counts[state.group_rank] if state.group_rank < len(counts) else 0
             part = _uneven(REDUCE_SCATTER_V, state, rows, reduceOp, counts, own)
         except (RuntimeError, ValueError) as error:
@@ -363,15 +368,16 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
     the others get zeros.
 
     Args:
-        self: Any shape, strides and dtype, the same shape and dtype on all ranks; only the values of the source count.
+        self: A tensor of any shape, strides and dtype; shape and dtype are the same on all ranks. Only the values of
+            the source are used.
         src: The source, as a rank within the group.
         group, tag: As for `all_reduce`.
 
     Returns:
-        Of the shape of `self`, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+        A contiguous tensor of the shape of `self`: an AsyncCollectiveTensor, or in a compiled graph a finished tensor.
 
     Raises:
-        ValueError: No such rank in the group, or not a group of this rank; nothing was sent.
+        ValueError: There is no such rank in the group, or the group is not one of this rank's; nothing was sent.
         PhalanxError: As for `all_reduce`.
 
     Example:
@@ -379,14 +385,14 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
         AsyncCollectiveTensor(tensor([1]))
     """
     if is_dynamo_compiling():
-        return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag)))
+        return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag, "broadcast")))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if state is not None and state.fast_path:
             started = BROADCAST.begin(self, src, state.op_name)
             if started is not None:
                 return started
-        return BROADCAST.start(state or find(group, tag), self, src)
+        return BROADCAST.start(state or find(group, tag, "broadcast"), self, src)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -398,22 +404,23 @@ def all_to_all_single(
     group: GroupLike,
     tag: str = "",
 ) -> torch.Tensor:
-    """Send a part of the tensor to each rank, and join what comes from each. Collective.
+    """Send a part of the tensor to each rank, and join the parts that the ranks send to this one. Collective.
 
     As torch.distributed._functional_collectives.all_to_all_single. Differentiable.
 
     Args:
-        self: At least one dim, any strides and dtype. Its rows (indices of dim 0) are dealt to the ranks in order.
-        output_split_sizes: How many rows come from each rank; what that rank sends here.
-        input_split_sizes: How many rows go to each rank. Both None, on all ranks, for an even split.
+        self: A tensor of at least one dim and of any strides and dtype. Its rows (indices of dim 0) are sent to the
+            ranks in order.
+        output_split_sizes: The number of rows received from each rank.
+        input_split_sizes: The number of rows sent to each rank. Both are None, on all ranks, for an even split.
         group, tag: As for `all_reduce`.
 
     Returns:
-        The rows that came, in rank order, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished
-        tensor.
+        The received rows in the order of the ranks, as a contiguous tensor: an AsyncCollectiveTensor, or in a compiled
+        graph the finished tensor.
 
     Raises:
-        AssertionError: Only one of the two is None, or an entry is no int; nothing was sent.
+        AssertionError: Only one of the two is None, or an entry is not an int; nothing was sent.
         ValueError: The splits do not fit the tensor or the group; nothing was sent.
         MismatchError: Ranks disagree about how many rows go from one to the other.
         PhalanxError: As for `all_reduce`.
@@ -422,14 +429,16 @@ def all_to_all_single(
         >>> all_to_all_single(torch.tensor([10 * rank, 10 * rank + 1]), [1, 1], [1, 1], group)  # on rank 0
         AsyncCollectiveTensor(tensor([ 0, 10]))
     """
-    output_rows = _split_sizes("output_split_sizes", output_split_sizes)
-    input_rows = _split_sizes("input_split_sizes", input_split_sizes)
+    output_rows = _split_sizes("all_to_all_single", "output_split_sizes", output_split_sizes)
+    input_rows = _split_sizes("all_to_all_single", "input_split_sizes", input_split_sizes)
     if (output_split_sizes is None) != (input_split_sizes is None):
+        given, missing = ("input", "output") if output_split_sizes is None else ("output", "input")
         raise AssertionError(
-            "output_split_sizes and input_split_sizes must either be specified together or both set to None"
+            f"all_to_all_single: {given}_split_sizes is given and {missing}_split_sizes is None; give both, or None "
+            "for both for an even split"
         )
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "all_to_all_single")
         return _traced(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
@@ -437,7 +446,7 @@ def all_to_all_single(
             started = ALL_TO_ALL.begin(self, output_rows, input_rows, state.op_name)
             if started is not None:
                 return started
-        return ALL_TO_ALL.start(state or find(group, tag), self, output_rows, input_rows)
+        return ALL_TO_ALL.start(state or find(group, tag, "all_to_all_single"), self, output_rows, input_rows)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -449,10 +458,10 @@ def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
     collective writes into, does nothing. As torch.distributed._functional_collectives.wait_tensor.
 
     Args:
-        tensor: Any.
+        tensor: Any tensor.
 
     Returns:
-        The finished tensor: an ordinary one for an AsyncCollectiveTensor, otherwise `tensor`.
+        The finished tensor: an ordinary tensor for an AsyncCollectiveTensor, otherwise `tensor`.
 
     Raises:
         PhalanxError: The collective failed.
@@ -475,7 +484,7 @@ def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "") -> torch.Tensor:  # noqa: N803
-    """Reduce a tensor over all ranks, in place. Collective. It returns when the result is there.
+    """Reduce a tensor over all ranks, in place. Collective. It returns when the result is complete.
 
     Args:
         self: As for `all_reduce`; gets the result. Must not need a gradient.
@@ -500,13 +509,13 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
     try:
         if state is not None and state.fast_path and _ALL_REDUCE_.run(self, reduceOp, state.op_name) is not None:
             return self
-        return _ALL_REDUCE_.start(state or find(group, tag), self, reduceOp)
+        return _ALL_REDUCE_.start(state or find(group, tag, "all_reduce_"), self, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
 
 def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> torch.Tensor:
-    """Give every rank the tensor of one, in place. Collective. It returns when the result is there.
+    """Give every rank the tensor of one, in place. Collective. It returns when the result is complete.
 
     Args:
         self: As for `broadcast`; gets the result. Must not need a gradient.
@@ -528,7 +537,7 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
     try:
         if state is not None and state.fast_path and _BROADCAST_.run(self, src, state.op_name) is not None:
             return self
-        return _BROADCAST_.start(state or find(group, tag), self, src)
+        return _BROADCAST_.start(state or find(group, tag, "broadcast_"), self, src)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -552,9 +561,9 @@ def _uneven(operation: Operation, group: GroupState, rows: torch.Tensor, *args: 
     return operation.start(group, rows, *args) if started is None else started
 
 
-def _split_sizes(name: str, sizes: list[int] | None) -> list[int]:
+def _split_sizes(operation: str, name: str, sizes: list[int] | None) -> list[int]:
     if sizes is None:
         return []
     if not all(isinstance(size, (int, SymInt)) for size in sizes):
-        raise AssertionError(f"All {name} must be int or SymInt, got {sizes}")
+        raise AssertionError(f"{operation}: all entries of {name} must be int or SymInt, got {sizes}")
     return list(sizes)

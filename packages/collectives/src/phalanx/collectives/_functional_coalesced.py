@@ -44,10 +44,14 @@ def all_reduce_coalesced(
     if not tensors:
         return []
     if is_dynamo_compiling():
-        return _waited(torch.ops.phalanx.all_reduce_coalesced(tensors, reduceOp.lower(), traced_name(group, tag)))
+        return _waited(
+            torch.ops.phalanx.all_reduce_coalesced(
+                tensors, reduceOp.lower(), traced_name(group, tag, "all_reduce_coalesced")
+            )
+        )
     try:
-        check_reduction(reduceOp)
-        return _started(_op_table.ALL_REDUCE, find(group, tag), tensors, reduceOp)
+        check_reduction("all_reduce_coalesced", reduceOp)
+        return _started(_op_table.ALL_REDUCE, find(group, tag, "all_reduce_coalesced"), tensors, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -77,10 +81,10 @@ def all_gather_into_tensor_coalesced(
     if not tensors:
         return []
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "all_gather_into_tensor_coalesced")
         return _waited(torch.ops.phalanx.all_gather_into_tensor_coalesced(tensors, traced_size(name), name))
     try:
-        return _started(_op_table.ALL_GATHER, find(group, tag), tensors)
+        return _started(_op_table.ALL_GATHER, find(group, tag, "all_gather_into_tensor_coalesced"), tensors)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -99,14 +103,14 @@ def reduce_scatter_tensor_coalesced(
     Args:
         inputs: Tensors of any shapes and dtypes, the same on all ranks, in the same order. The list is left as it is.
         reduceOp, group, tag: As for `all_reduce`.
-        scatter_dim: For each tensor, along which dim to split it; negative ones count from the end.
+        scatter_dim: The dim along which to split each tensor, as a list; negative ones count from the end.
 
     Returns:
         A result for each tensor, as that of `reduce_scatter_tensor`. They complete together.
 
     Raises:
-        AssertionError: A size is no multiple of the group size, or there are not as many dims as tensors; nothing was
-            sent.
+        AssertionError: A size is not divisible by the group size, or there are not as many dims as tensors; nothing
+            was sent.
         IndexError, ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
 
     Example:
@@ -126,14 +130,14 @@ def reduce_scatter_tensor_coalesced(
         check_dim(operation, "scatter_dim", dim, tensor.dim()) for tensor, dim in zip(tensors, scatter_dim, strict=True)
     ]
     if is_dynamo_compiling():
-        name = traced_name(group, tag)
+        name = traced_name(group, tag, "reduce_scatter_tensor_coalesced")
         size = traced_size(name)
-        parts = [parts_first(tensor, size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+        parts = [parts_first(tensor, size, dim, operation) for tensor, dim in zip(tensors, dims, strict=True)]
         return _waited(torch.ops.phalanx.reduce_scatter_tensor_coalesced(parts, reduceOp.lower(), size, name))
     try:
-        check_reduction(reduceOp)
-        state = find(group, tag)
-        parts = [parts_first(tensor, state.size, dim) for tensor, dim in zip(tensors, dims, strict=True)]
+        check_reduction(operation, reduceOp)
+        state = find(group, tag, "reduce_scatter_tensor_coalesced")
+        parts = [parts_first(tensor, state.size, dim, operation) for tensor, dim in zip(tensors, dims, strict=True)]
         return _started(_op_table.REDUCE_SCATTER, state, parts, reduceOp)
     except (RuntimeError, ValueError) as error:
         fail(error)
@@ -143,8 +147,11 @@ def reduce_scatter_tensor_coalesced(
 
 
 def _listed(operation: str, tensors: Any) -> list[torch.Tensor]:
-    if not isinstance(tensors, (list, tuple)) or not all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-        raise TypeError(f"{operation} takes a list of tensors, not {type(tensors).__name__}")
+    if not isinstance(tensors, (list, tuple)):
+        raise TypeError(f"{operation}: expected a list of tensors, not {type(tensors).__name__}")
+    for i, tensor in enumerate(tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{operation}: expected a list of tensors, but entry {i} is {type(tensor).__name__}")
     return list(tensors)
 
 

@@ -21,7 +21,7 @@ from phalanx.collectives._process_group import GroupLike, find, own_rank, traced
 from phalanx.collectives._registry import ready
 from phalanx.collectives._torch_compat import is_dynamo_compiling
 
-# Newer names of torch, and its differentiable forms: here all are differentiable.
+# Newer names of torch, and its differentiable forms. All forms of this package are differentiable.
 all_gather_single = all_gather_tensor
 all_gather_single_autograd = all_gather_tensor
 all_gather_tensor_autograd = all_gather_tensor
@@ -34,37 +34,39 @@ all_to_all_single_autograd = all_to_all_single
 
 
 def permute_tensor(self: torch.Tensor, src_dst: Sequence[int], group: GroupLike, tag: str = "") -> torch.Tensor:
-    """Send the tensor to another rank, and get that of another. Collective.
+    """Send the tensor to one rank, and receive the tensor of another. Collective.
 
     As torch.distributed._functional_collectives.permute_tensor, for tensors of any number of dims. Differentiable.
 
     Args:
-        self: Any shape, strides and dtype, the same on all ranks.
+        self: A tensor of any shape, strides and dtype; shape and dtype are the same on all ranks.
         src_dst: A permutation of the group's ranks: rank i sends to rank src_dst[i].
         group, tag: As for `all_reduce`.
 
     Returns:
-        Of the shape of `self`, contiguous: an AsyncCollectiveTensor, or in a compiled graph the finished tensor.
+        A contiguous tensor of the shape of `self`: an AsyncCollectiveTensor, or in a compiled graph a finished tensor.
 
     Raises:
-        ValueError: src_dst is no permutation; nothing was sent.
+        ValueError: src_dst is not a permutation of the ranks; nothing was sent.
         ValueError, PhalanxError: As for `all_reduce`.
 
     Example:
         >>> permute_tensor(torch.tensor([rank]), [1, 0], group)  # on rank 0
         AsyncCollectiveTensor(tensor([1]))
     """
-    rank, size = _place(group, tag)
+    rank, size = _place(group, tag, "permute_tensor")
     targets = [i for each in src_dst for i in range(size) if each == i]  # by comparison: constants also in a graph
     if len(src_dst) != size or sorted(targets) != list(range(size)):
-        raise ValueError(f"permute_tensor: src_dst is {list(src_dst)}; it must be a permutation of 0 to {size - 1}")
+        raise ValueError(
+            f"permute_tensor: src_dst is {list(src_dst)}; it must be a permutation of the ranks 0 to {size - 1}"
+        )
     sent, received = [0] * size, [0] * size
     sent[targets[rank]] = received[targets.index(rank)] = self.numel()
     moved = all_to_all_single(self.reshape(-1), received, sent, group, tag)
     return moved.view(self.shape)
 
 
-# ---- into tensors of the caller: what torch.compile puts in the place of the calls of torch.distributed --------------
+# ---- into tensors of the caller: torch.compile replaces the calls of torch.distributed by these ----------------------
 
 
 def all_reduce_inplace(
@@ -88,7 +90,7 @@ def all_reduce_inplace(
         tensor([2., 2.])
     """
     _check_sync("all_reduce_inplace", async_op)
-    if _recorder(group, tag) is not None:
+    if _recorder(group, tag, "all_reduce_inplace") is not None:
         return all_reduce_(tensor, op, group, tag)
     return tensor.copy_(all_reduce(tensor, op, group, tag))
 
@@ -104,7 +106,7 @@ def all_gather_tensor_inplace(
     """`all_gather_tensor` into a tensor. Collective.
 
     Args:
-        output_tensor: Of the shape of the result.
+        output_tensor: A tensor of the shape of the result.
         input_tensor, group, tag, gather_dim: As for `all_gather_tensor`.
         async_op: Must be False.
 
@@ -120,7 +122,7 @@ def all_gather_tensor_inplace(
         tensor([1., 1.])
     """
     _check_sync("all_gather_tensor_inplace", async_op)
-    recorder = _recorder(group, tag)
+    recorder = _recorder(group, tag, "all_gather_tensor_inplace")
     if recorder is not None and gather_dim == 0 and input_tensor.dim():
         shape = [recorder.group.size * input_tensor.size(0), *input_tensor.shape[1:]]
         if _into(_op_table.ALL_GATHER, output_tensor, input_tensor, shape, recorder=recorder):
@@ -139,7 +141,7 @@ def all_gather_inplace(
 
     Args:
         tensor_list: One tensor of the shape of `tensor` for each rank.
-        tensor: Any shape and dtype, the same on all ranks.
+        tensor: A tensor of any shape and dtype, the same on all ranks.
         group, tag: As for `all_reduce`.
         async_op: Must be False.
 
@@ -160,9 +162,11 @@ def all_gather_inplace(
             "all_gather_inplace: every tensor of the list must have the shape of the input, "
             f"{list(tensor.shape)}; give all ranks tensors of one shape"
         )
-    _, size = _place(group, tag)
+    _, size = _place(group, tag, "all_gather_inplace")
     if len(tensor_list) != size:
-        raise AssertionError(f"all_gather_inplace: {len(tensor_list)} tensors for {size} ranks; give one for each")
+        raise AssertionError(
+            f"all_gather_inplace: the list has {len(tensor_list)} tensors for {size} ranks; give one for each rank"
+        )
     gathered = all_gather_tensor(tensor.unsqueeze(0), 0, group, tag)
     for i, each in enumerate(tensor_list):
         _copied(each, gathered[i], group, tag)
@@ -181,7 +185,7 @@ def reduce_scatter_tensor_inplace(
     """`reduce_scatter_tensor` into a tensor. Collective.
 
     Args:
-        output: Of the shape of the result.
+        output: A tensor of the shape of the result.
         input, op, group, scatter_dim, tag: As for `reduce_scatter_tensor`.
         async_op: Must be False.
 
@@ -197,7 +201,7 @@ def reduce_scatter_tensor_inplace(
         tensor([2.])
     """
     _check_sync("reduce_scatter_tensor_inplace", async_op)
-    recorder = _recorder(group, tag)
+    recorder = _recorder(group, tag, "reduce_scatter_tensor_inplace")
     if recorder is not None and scatter_dim == 0 and input.dim() and input.size(0) % recorder.group.size == 0:
         shape = [input.size(0) // recorder.group.size, *input.shape[1:]]
         if _into(_op_table.REDUCE_SCATTER, output, input, shape, op, recorder=recorder):
@@ -217,7 +221,7 @@ def all_to_all_inplace(
     """`all_to_all_single` into a tensor. Collective.
 
     Args:
-        output: Of the shape of the result.
+        output: A tensor of the shape of the result.
         input, output_split_sizes, input_split_sizes, group, tag: As for `all_to_all_single`; group None is the default
             process group.
         async_op: Must be False.
@@ -259,22 +263,22 @@ def broadcast_inplace(
         tensor([1])
     """
     _check_sync("broadcast_inplace", async_op)
-    if _recorder(group, tag) is not None:
+    if _recorder(group, tag, "broadcast_inplace") is not None:
         return broadcast_(tensor, src, group, tag)
     return tensor.copy_(broadcast(tensor, src, group, tag))
 
 
-def _recorder(group: GroupLike, tag: str) -> Any:
-    """What records on this thread, if a coalescing manager of the group is open."""
+def _recorder(group: GroupLike, tag: str, operation: str) -> Any:
+    """The recorder of this thread, if a coalescing manager of the group is open."""
     if is_dynamo_compiling() or not _recording.is_any_open():
         return None
     state = ready.get(group if type(group) is str else id(group)) if not tag else None
-    return _recording.recorder_on(state or find(group, tag))
+    return _recording.recorder_on(state or find(group, tag, operation))
 
 
 def _copied(out: torch.Tensor, result: torch.Tensor, group: GroupLike, tag: str) -> torch.Tensor:
-    """`out`, with the result in it, or where it is only recorded, later."""
-    recorder = _recorder(group, tag)
+    """`out` with the result in it. If a recorder is open, the result is copied into it at the end of the body."""
+    recorder = _recorder(group, tag, "copy")  # the collective has found the group before
     if recorder is None:
         return out.copy_(result)
     recorder.copied(out, result)
@@ -294,15 +298,17 @@ def _into(
     return True
 
 
-def _place(group: GroupLike, tag: str) -> tuple[int, int]:
+def _place(group: GroupLike, tag: str, operation: str) -> tuple[int, int]:
     """This rank's position in the group, and the group's size."""
     if is_dynamo_compiling():
-        place: tuple[int, int] = own_rank(traced_name(group, tag))
+        place: tuple[int, int] = own_rank(traced_name(group, tag, operation))
         return place
-    state = find(group, tag)
+    state = find(group, tag, operation)
     return state.group_rank, state.size
 
 
 def _check_sync(operation: str, async_op: bool) -> None:
     if async_op:
-        raise AssertionError(f"{operation}: async_op must be False; the result is complete when it returns")
+        raise AssertionError(
+            f"{operation}: async_op is {async_op!r} and must be False; the result is complete when the call returns"
+        )

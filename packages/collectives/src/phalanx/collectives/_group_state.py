@@ -19,12 +19,12 @@ _registered: "dict[tuple[int, str], GroupState]" = {}  # what the native ops kno
 
 
 def tell(name: str, group_rank: int, what: str) -> None:
-    """Log what all ranks of a group know: its first rank warns, so that it is one line of a job.
+    """Log a fact that all ranks of a group know: only the first rank warns, so that a job logs one line.
 
     Args:
-        name: Of the group.
-        group_rank: Of the caller.
-        what: A sentence that the name of the group begins.
+        name: The name of the group.
+        group_rank: The caller's rank within the group.
+        what: The fact, as a sentence that follows the name of the group.
     """
     log.log(logging.INFO if group_rank else logging.WARNING, "group '%s': %s", name, what)
 
@@ -114,8 +114,8 @@ class GroupState:
         """
         if torch.cuda.is_current_stream_capturing():
             raise UnsupportedError(
-                f"the first collective of group '{self.name}' on a GPU cannot be captured: its ranks meet in it. Make "
-                "one before the capture",
+                f"group '{self.name}': its first collective on a GPU connects the ranks, which cannot be captured "
+                "into a CUDA graph; call enable_group(group, device=...) or one collective before the capture",
                 operation="enable_group",
                 group=self.name,
             )
@@ -129,8 +129,8 @@ class GroupState:
                     self.name,
                     self.group_rank,
                     f"tensors of GPUs go through torch.distributed: its ranks are on {self.core.hosts} hosts, between "
-                    "which the core moves memory of the CPU only. The process group needs NCCL for them, as "
-                    "'cpu:gloo,cuda:nccl' and 'cpu:phalanx,cuda:nccl' have",
+                    "which the core moves memory of the CPU only. For tensors of GPUs the process group needs NCCL: "
+                    "make it with the backend 'cpu:gloo,cuda:nccl' or 'cpu:phalanx,cuda:nccl'",
                 )
             elif self.core is not None:
                 self._ask_the_others(self.core, _cuda.refusal(device))
@@ -149,9 +149,10 @@ class GroupState:
         if not self.on_gpus:
             self._let_ops_serve_gpus(False)
             ranks = [str(rank) for rank, no in zip(self.ranks, every.tolist(), strict=True) if no]
-            reason = f"; this one: {refusal}" if refusal else ""
+            reason = f"; this rank's: {refusal}" if refusal else ""
             log.warning(
-                "group '%s': tensors of GPUs go through torch.distributed, for rank(s) %s cannot use the core there%s",
+                "group '%s': tensors of GPUs go through torch.distributed, because the core cannot use the GPUs of "
+                "rank(s) %s%s",
                 self.name,
                 ", ".join(ranks),
                 reason,

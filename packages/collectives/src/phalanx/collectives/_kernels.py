@@ -1,4 +1,4 @@
-"""What torch is told of the ops of phalanx in Python: their results without data, their gradients, and kernels for
+"""The parts of the ops of phalanx that are in Python: their results without data, their gradients, and kernels for
 groups that the native ops do not know.
 
 The kernels for CPU and CUDA are in libphalanx_torch.so of phalanx-core. For a group that it does not know, an op calls
@@ -132,13 +132,13 @@ def _symm_arena(nbytes: int, plan: int, group_name: int, gpu: int = -1) -> torch
             state.decide_on_gpus(torch.device("cuda", gpu))
         if gpu < 0 and (state.core is None or (nbytes and state.core.hosts > 1)):
             raise RuntimeError(
-                f"symm_arena on group '{name}': this graph was compiled for ranks that share the memory of a host, and "
-                "the ranks of this group do not; compile it again with this group"
+                f"symm_arena on group '{name}': this graph was compiled for ranks that share the memory of one host, "
+                "and the ranks of this group do not; compile the function again with this group"
             )
         if gpu >= 0 and not state.on_gpus:
             raise RuntimeError(
                 f"symm_arena on group '{name}': this graph was compiled for ranks whose GPUs the core serves, and it "
-                "does not serve those of this group; compile it again with this group"
+                "does not serve the GPUs of this group; compile the function again with this group"
             )
         arena: torch.Tensor = torch.ops.phalanx.symm_arena(nbytes, _library.text(plan), state.op_name, gpu)
         return arena

@@ -10,22 +10,34 @@ def check_dim(operation: str, name: str, dim: int, dims: int) -> int:
         ValueError, IndexError: There is no such dim.
     """
     if dims == 0:
-        raise ValueError(f"{operation}: the tensor has no dims, so there is none to split; give it at least one")
+        raise ValueError(no_dims(operation))
     if not -dims <= dim < dims:
-        raise IndexError(f"{operation}: {name} is {dim}; a tensor with {dims} dims has {-dims} to {dims - 1}")
+        raise IndexError(
+            f"{operation}: {name} is {dim}, and the tensor has {dims} dims; {name} must be from {-dims} to {dims - 1}"
+        )
     return dim % dims
 
 
-def _check_multiple(tensor: torch.Tensor, dim: int, size: int) -> None:
+def no_dims(operation: str) -> str:
+    """The text of the error for a tensor without dims that is to be split."""
+    return f"{operation}: the tensor has no dims, so it cannot be split; give a tensor of at least one dim"
+
+
+def not_divisible(operation: str, dim: int, rows: int, size: int, advice: str) -> str:
+    """The text of the error for a dim that cannot be split evenly."""
+    return f"{operation}: dim {dim} has size {rows}, which is not divisible by the group size {size}; {advice}"
+
+
+def parts_first(tensor: torch.Tensor, size: int, dim: int, operation: str = "reduce_scatter_tensor") -> torch.Tensor:
+    """The parts of `tensor` along `dim`, one after another along dim 0.
+
+    Raises:
+        AssertionError: The dim cannot be split evenly.
+    """
     if tensor.size(dim) % size != 0:
         raise AssertionError(
-            f"input dimension {dim} has size {tensor.size(dim)}, which must be a multiple of group_size {size}"
+            not_divisible(operation, dim, tensor.size(dim), size, "pad it, split another dim, or use reduce_scatter_v")
         )
-
-
-def parts_first(tensor: torch.Tensor, size: int, dim: int) -> torch.Tensor:
-    """The parts of `tensor` along `dim`, one after another along dim 0."""
-    _check_multiple(tensor, dim, size)
     if dim == 0:
         return tensor
     shape = tensor.shape

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from phalanx.collectives._layout import no_dims, not_divisible
 from phalanx.collectives.reductions import check_reduction
 from phalanx.core import lib
 
 
 class GroupFacts(Protocol):
-    """What a record may ask of a group."""
+    """The facts of a group that a record may use."""
 
     @property
     def name(self) -> str: ...
@@ -88,7 +89,7 @@ def _rows(tensor: torch.Tensor, rows: Any) -> torch.Tensor:
 
 
 def _reduced(tensor: torch.Tensor, reduce_op: str) -> torch.Tensor:
-    check_reduction(reduce_op)
+    check_reduction("all_reduce", reduce_op)
     return _contiguous_like(tensor)
 
 
@@ -97,7 +98,7 @@ def _gathered(tensor: torch.Tensor, group_size: int) -> torch.Tensor:
 
 
 def _scattered(tensor: torch.Tensor, reduce_op: str, group_size: int) -> torch.Tensor:
-    check_reduction(reduce_op)
+    check_reduction("reduce_scatter_tensor", reduce_op)
     return _rows(tensor, tensor.size(0) // group_size)
 
 
@@ -106,7 +107,7 @@ def _gathered_v(tensor: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:
 
 
 def _scattered_v(tensor: torch.Tensor, reduce_op: str, sizes: Sequence[Any], own: Any) -> torch.Tensor:
-    check_reduction(reduce_op)
+    check_reduction("reduce_scatter_v", reduce_op)
     return _rows(tensor, own)
 
 
@@ -117,8 +118,12 @@ def _exchanged(tensor: torch.Tensor, output_splits: Sequence[Any], input_splits:
 # ---- checks ----------------------------------------------------------------------------------------------------------
 
 
-def _check_reduces(group: GroupFacts, tensor: torch.Tensor, reduce_op: str, *_: Any) -> None:
-    check_reduction(reduce_op)
+def _check_reduced(group: GroupFacts, tensor: torch.Tensor, reduce_op: str) -> None:
+    check_reduction("all_reduce", reduce_op)
+
+
+def _check_scattered(group: GroupFacts, tensor: torch.Tensor, reduce_op: str, *_: Any) -> None:
+    check_reduction("reduce_scatter_tensor", reduce_op)
 
 
 def _check_nothing(group: GroupFacts, tensor: torch.Tensor, *_: Any) -> None:
@@ -126,33 +131,40 @@ def _check_nothing(group: GroupFacts, tensor: torch.Tensor, *_: Any) -> None:
 
 
 def _check_source(group: GroupFacts, tensor: torch.Tensor, src: int) -> None:
-    if not 0 <= src < group.size:
+    if not isinstance(src, (int, torch.SymInt)) or not 0 <= src < group.size:
         raise ValueError(
-            f"broadcast on group '{group.name}': src is {src}; it must be a rank within the group, 0 to "
+            f"broadcast on group '{group.name}': src is {src!r}; it must be a rank within the group, an int from 0 to "
             f"{group.size - 1}"
         )
 
 
 def _check_list(operation: str, group: GroupFacts, name: str, sizes: Sequence[int]) -> None:
     if len(sizes) != group.size:
-        raise ValueError(f"{operation}: {name} has {len(sizes)} entries, but the group has {group.size} ranks")
+        raise ValueError(
+            f"{operation}: {name} has {len(sizes)} entries, but the group has {group.size} ranks; give one for each "
+            "rank"
+        )
     if any(size < 0 for size in sizes):
-        raise ValueError(f"{operation}: {name} has a negative entry: {list(sizes)}")
+        raise ValueError(f"{operation}: {name} has a negative entry: {list(sizes)}; sizes are 0 or more")
 
 
 def _check_gathered_v(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
     _check_list("all_gather_v", group, "sizes", sizes)
     own, rows = sizes[group.group_rank], tensor.size(0)
     if own != rows:
-        raise ValueError(f"all_gather_v: sizes has {own} for this rank, but the dim of the tensor has size {rows}")
+        raise ValueError(
+            f"all_gather_v: sizes has {own} for this rank, but the gathered dim of its tensor has size {rows}; give "
+            "the size of that dim on each rank"
+        )
 
 
 def _check_scattered_v(group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int) -> None:
-    check_reduction(reduce_op)
+    check_reduction("reduce_scatter_v", reduce_op)
     _check_list("reduce_scatter_v", group, "sizes", sizes)
     if sum(sizes) != tensor.size(0):
         raise ValueError(
-            f"reduce_scatter_v: sizes add up to {sum(sizes)}, but the dim of the tensor has size {tensor.size(0)}"
+            f"reduce_scatter_v: sizes add up to {sum(sizes)}, but the scattered dim of the tensor has size "
+            f"{tensor.size(0)}; the two must be equal"
         )
 
 
@@ -161,7 +173,7 @@ def _check_splits(
 ) -> None:
     operation = f"all_to_all_single on group '{group.name}'"
     if tensor.dim() == 0:
-        raise ValueError(f"{operation}: the tensor has no dims, so there is none to split; give it at least one")
+        raise ValueError(no_dims(operation))
     if not output_splits and not input_splits:
         even_splits(tensor.size(0), group.size)
         return
@@ -170,7 +182,7 @@ def _check_splits(
     if sum(input_splits) != tensor.size(0):
         raise ValueError(
             f"{operation}: input_split_sizes add up to {sum(input_splits)}, but dim 0 of the tensor has size "
-            f"{tensor.size(0)}"
+            f"{tensor.size(0)}; the two must be equal"
         )
 
 
@@ -181,10 +193,7 @@ def even_splits(rows: int, size: int) -> list[int]:
         ValueError: It cannot be split evenly.
     """
     if rows % size:
-        raise ValueError(
-            f"dimension 0 has size {rows}, which must be a multiple of the group size {size} where no split sizes are "
-            "given"
-        )
+        raise ValueError(not_divisible("all_to_all_single", 0, rows, size, "give split sizes"))
     return [rows // size] * size
 
 
@@ -192,7 +201,7 @@ def even_splits(rows: int, size: int) -> list[int]:
 
 
 def _divided(gradient: torch.Tensor, shape: Sequence[int], reduce_op: str, sizes: Any, *_: Any) -> torch.Tensor:
-    """What was gathered of the gradient of a reduction, for the average divided by the number of ranks."""
+    """The gathered gradient of a reduction; for the average it is divided by the number of ranks."""
     return gradient / (len(sizes) if isinstance(sizes, (list, tuple)) else sizes) if reduce_op == "avg" else gradient
 
 
@@ -204,16 +213,16 @@ def _without_dim(gradient: torch.Tensor, shape: Sequence[int], *_: Any) -> torch
 
 
 def _all_reduce_through_torch(group: GroupFacts, tensor: torch.Tensor, reduce_op: str) -> torch.Tensor:
-    reduced: torch.Tensor = torch.ops._c10d_functional.all_reduce(tensor, check_reduction(reduce_op), group.name)
+    lower = check_reduction("all_reduce", reduce_op)
+    reduced: torch.Tensor = torch.ops._c10d_functional.all_reduce(tensor, lower, group.name)
     return reduced
 
 
 def _reduce_scatter_through_torch(
     group: GroupFacts, tensor: torch.Tensor, reduce_op: str, group_size: int
 ) -> torch.Tensor:
-    part: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(
-        tensor, check_reduction(reduce_op), group_size, group.name
-    )
+    lower = check_reduction("reduce_scatter_tensor", reduce_op)
+    part: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(tensor, lower, group_size, group.name)
     return part
 
 
@@ -247,7 +256,7 @@ ALL_REDUCE = Collective(
     name="all_reduce",
     function="all_reduce",
     result=_reduced,
-    check=_check_reduces,
+    check=_check_reduced,
     adjoint=Adjoint("all_reduce", lambda shape, reduce_op: (reduce_op,)),
     forms=("_", "_coalesced", "_coalesced_"),
     kind=int(lib.PHX_CALL_ALL_REDUCE),
@@ -270,7 +279,7 @@ REDUCE_SCATTER = Collective(
     name="reduce_scatter_tensor",
     function="reduce_scatter_tensor",
     result=_scattered,
-    check=_check_reduces,
+    check=_check_scattered,
     adjoint=Adjoint("all_gather_into_tensor", lambda shape, reduce_op, size: (size,), _divided),
     forms=("_out", "_coalesced"),
     kind=int(lib.PHX_CALL_REDUCE_SCATTER),
@@ -353,7 +362,7 @@ class Form(NamedTuple):
 
     @property
     def writes(self) -> bool:
-        """Whether it writes into an argument, and gives nothing."""
+        """Whether it writes into an argument, and returns nothing."""
         return self.in_place or self.into_out
 
 
@@ -373,10 +382,15 @@ OPS = ("broadcast_backward", "wait_tensor", *FORMS, *BLOCKING)  # all with an au
 
 
 def form_of(op: str) -> Form | None:
-    """The collective and the form of an op of torch.ops.phalanx or torch.ops._c10d_functional, by its name; None: it is
-    no collective.
+    """The collective and the form of an op of torch.ops.phalanx or torch.ops._c10d_functional. Not collective.
 
-    For compilers and for what counts collectives.
+    For compilers, and for tools that count collectives.
+
+    Args:
+        op: The name of the op, without namespace and overload.
+
+    Returns:
+        The form, or None if the op is not a collective.
 
     Example:
         >>> form = form_of("reduce_scatter_tensor_coalesced")
@@ -389,7 +403,7 @@ def form_of(op: str) -> Form | None:
 
 
 def fake_kernel(form: Form) -> Callable[..., Any]:
-    """What an op gives for tensors without data."""
+    """The kernel of an op for tensors without data."""
     result = form.collective.result
     if form.writes:
         return _gives_nothing

@@ -30,20 +30,20 @@ def isend(
     As torch.distributed.isend. Messages of one sender with one tag arrive in the order sent. A rank may send to itself.
 
     Args:
-        tensor: Any shape, strides and dtype. It must stay unchanged until the work is complete.
+        tensor: A tensor of any shape, strides and dtype. It must stay unchanged until the work is complete.
         dst: The receiver, as a global rank.
-        group: As for `all_reduce`. If its ranks have not met yet, all of them must
-            come to a call on it: see `enable_group`.
-        tag: 0 to 2**32 - 1; that of the receive.
+        group: As for `all_reduce`. If its ranks are not connected yet, all of them must make a call on it: see
+            `enable_group`.
+        tag: 0 to 2**32 - 1; the receive must have the same.
         group_dst: The receiver, as a rank within the group, instead of `dst`.
 
     Returns:
-        The work. On a group that the core serves it may be dropped: the message is sent all the same. On others keep
-        it until it has been waited for.
+        The work. On a group that the core serves it may be dropped: the message is sent all the same. On other groups
+        keep it until it has been waited for.
 
     Raises:
-        ValueError: No such rank or tag, or not a group of this rank; nothing was sent.
-        PhalanxError: From here or from `wait`: as for `all_reduce`.
+        ValueError: There is no such rank or tag, or the group is not one of this rank's; nothing was sent.
+        PhalanxError: From this call or from `wait`: as for `all_reduce`.
 
     Example:
         >>> work = isend(torch.tensor([rank]), 1 - rank)
@@ -69,8 +69,8 @@ def irecv(
     As torch.distributed.irecv.
 
     Args:
-        tensor: Gets the message when the work is complete: contiguous, with as many elements as are sent, of the same
-            dtype.
+        tensor: A contiguous tensor with the number of elements and the dtype of the message, which is in it when the
+            work is complete.
         src: The sender, as a global rank; None, without group_src, for any.
         group, tag: As for `isend`.
         group_src: The sender, as a rank within the group, instead of `src`.
@@ -79,9 +79,9 @@ def irecv(
         The work; its `source_rank` is the sender.
 
     Raises:
-        ValueError: No such rank or tag, the tensor is not contiguous, or not a group of this rank.
-        PhalanxError: From here or from `wait`: as for `all_reduce`; MismatchError where the sender's dtype or number of
-            elements differs.
+        ValueError: There is no such rank or tag, the tensor is not contiguous, or the group is not one of this rank's.
+        PhalanxError: From this call or from `wait`: as for `all_reduce`; MismatchError if the sender's dtype or number
+            of elements differs.
 
     Example:
         >>> received = torch.empty(1)
@@ -146,7 +146,7 @@ def recv(
         >>> if rank == 0:
         ...     send(torch.ones(1), 1, tag=7)
         ... else:
-        ...     print(recv(received, tag=7))  # who has sent it, on rank 1
+        ...     print(recv(received, tag=7))  # the sender, on rank 1
         0
     """
     message = _checked(False, tensor, src, group, tag, group_src)
@@ -165,12 +165,12 @@ class P2POp:
 
     Args:
         op: isend or irecv, of this package or of torch.distributed.
-        tensor, group, tag: As for it.
+        tensor, group, tag: As for `isend` or `irecv`.
         peer: The other rank, as a global rank.
         group_peer: The other rank, as a rank within the group, instead of `peer`.
 
     Raises:
-        ValueError: It is neither of these.
+        ValueError: `op` is none of these functions.
 
     Example:
         >>> P2POp(isend, torch.ones(2), peer=1)
@@ -188,7 +188,8 @@ class P2POp:
     ) -> None:
         if op not in (isend, irecv, dist.isend, dist.irecv):
             raise ValueError(
-                f"P2POp: op is {op!r}; it must be isend or irecv, of phalanx.collectives or torch.distributed"
+                f"P2POp: op is {op!r}; it must be the function isend or irecv of phalanx.collectives or "
+                "torch.distributed"
             )
         self.op = op
         self.tensor = tensor
@@ -209,13 +210,13 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
     between two ranks in one direction, with one tag, meet in the order of the lists.
 
     Args:
-        p2p_op_list: P2POp of this package or of torch.distributed, all on one group. May be empty.
+        p2p_op_list: A list of P2POp of this package or of torch.distributed, all on one group. It may be empty.
 
     Returns:
-        A work for each, in order.
+        A work for each message, in order.
 
     Raises:
-        ValueError: An argument is wrong, which is found before anything is sent.
+        ValueError: An argument is wrong; nothing was sent.
         PhalanxError: As for `isend` and `irecv`.
 
     Example:
@@ -225,11 +226,14 @@ def batch_isend_irecv(p2p_op_list: list[P2POp]) -> list[Work]:
         tensor([1.])
     """
     if not isinstance(p2p_op_list, list) or not all(isinstance(op, (P2POp, dist.P2POp)) for op in p2p_op_list):
-        raise ValueError("batch_isend_irecv takes a list of P2POp")
+        raise ValueError(f"batch_isend_irecv: expected a list of P2POp, not {p2p_op_list!r}")
     try:
         messages = [_of(op) for op in p2p_op_list]
         if any(message.state is not messages[0].state for message in messages):
-            raise ValueError("batch_isend_irecv: all messages of a batch must be on one group")
+            raise ValueError(
+                "batch_isend_irecv: the list has messages on several groups; all must be on one group, so make one "
+                "call for each group"
+            )
         return _all_started(messages)
     except (RuntimeError, ValueError) as error:
         fail(error)
@@ -243,21 +247,21 @@ def _checked(
 ) -> Message:
     operation, peer_name = ("isend", "dst") if sends else ("irecv", "src")
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{operation} takes a torch.Tensor, not {type(tensor).__name__}")
-    state = find(group)
+        raise TypeError(f"{operation}: expected a torch.Tensor, not {type(tensor).__name__}")
+    state = find(group, "", operation)
     where = f"{operation} on group '{state.name}'"
     if type(tag) is not int or not 0 <= tag <= _MOST_TAG:
-        raise ValueError(f"{where}: tag is {tag!r}; it must be an int from 0 to {_MOST_TAG}")
+        raise ValueError(f"{where}: the tag is {tag!r}; it must be an int from 0 to {_MOST_TAG}")
     plain = _call_rows.waited(tensor).detach()
     if not sends and not plain.is_contiguous():
         raise ValueError(
-            f"{where}: the tensor has shape {list(plain.shape)} and strides {list(plain.stride())}; receive into a "
-            "contiguous one, and copy"
+            f"{where}: the tensor is not contiguous: it has shape {list(plain.shape)} and strides "
+            f"{list(plain.stride())}; receive into a contiguous tensor, and copy"
         )
     if rank is not None and group_rank is not None:
-        raise ValueError(f"{where}: {peer_name} and group_{peer_name} are both given; give one of them")
+        raise ValueError(f"{where}: {peer_name} and group_{peer_name} are both given; give only one of them")
     if rank is None and group_rank is None and sends:
-        raise ValueError(f"{where}: {peer_name} is missing; give the receiver's rank")
+        raise ValueError(f"{where}: {peer_name} is missing; give the rank of the receiver as dst or group_dst")
     return Message(sends, plain, _peer(where, state, peer_name, rank, group_rank), tag, state)
 
 
@@ -266,10 +270,10 @@ def _peer(where: str, state: GroupState, name: str, rank: int | None, group_rank
         return ANY_RANK
     if group_rank is not None:
         if type(group_rank) is not int or not 0 <= group_rank < state.size:
-            raise ValueError(f"{where}: group_{name} is {group_rank!r}; it must be from 0 to {state.size - 1}")
+            raise ValueError(f"{where}: group_{name} is {group_rank!r}; it must be an int from 0 to {state.size - 1}")
         return group_rank
     if rank not in state.ranks:
-        raise ValueError(f"{where}: {name} is {rank!r}, which is not in the group: its ranks are {list(state.ranks)}")
+        raise ValueError(f"{where}: {name} is {rank!r}, which is not in the group; its ranks are {list(state.ranks)}")
     return state.ranks.index(rank)
 
 

@@ -63,7 +63,8 @@ def _batch(
 
 
 def _token(tensor: torch.Tensor, work: Any) -> torch.Tensor:
-    """What stands for a message that is being sent. The core's go on by themselves; gloo's end with their work."""
+    """A tensor that stands for a message that is being sent. A message of the core is sent whether or not its work is
+    kept; one of gloo ends with its work, so the work is kept with the token."""
     token = tensor.new_empty(0)
     if not isinstance(work, CoreWork):
         _torch_compat.register_work(token, work)
@@ -94,11 +95,11 @@ def _fake_batch(
 
 def _check_batch(ops: Sequence[str], peers: Sequence[int], tags: Sequence[int], tensors: Sequence[Any]) -> list[bool]:
     if bad := [op for op in ops if op not in ("isend", "irecv")]:
-        raise ValueError(f"batch_p2p_ops: {bad[0]!r} is neither 'isend' nor 'irecv'")
+        raise ValueError(f"batch_p2p_ops: op_list has {bad[0]!r}; its entries must be 'isend' or 'irecv'")
     if not len(ops) == len(peers) == len(tags) == len(tensors):
         raise ValueError(
             f"batch_p2p_ops: there are {len(ops)} ops, {len(peers)} peers, {len(tags)} tags and {len(tensors)} "
-            "tensors; give one of each for each message"
+            "tensors; the lists must have one entry for each message"
         )
     return [op == "isend" for op in ops]
 
@@ -142,8 +143,10 @@ def isend_inplace(
         tensor([1.])
     """
     if is_dynamo_compiling() or is_tracing():
-        name = _name(group)
-        started: torch.Tensor = torch.ops.phalanx.isend(tensor, _global(name, "dst", dst, group_dst), tag, name)
+        name = _name(group, "isend_inplace")
+        started: torch.Tensor = torch.ops.phalanx.isend(
+            tensor, _global("isend_inplace", name, "dst", dst, group_dst), tag, name
+        )
         return started
     work = _p2p.isend(tensor, dst, group, tag, None if group_dst == -1 else group_dst)
     return _wrapped(tensor, work)
@@ -154,10 +157,11 @@ def irecv_inplace(
 ) -> torch.Tensor:
     """`irecv`, in a form that can be traced. As torch.distributed._functional_collectives.irecv_inplace.
 
-    In a compiled graph it is complete when it returns: where ranks exchange messages, use `batch_p2p_ops_inplace`.
+    In a compiled graph the message is complete when the call returns: if two ranks exchange messages, use
+    `batch_p2p_ops_inplace`.
 
     Args:
-        tensor, src, tag, group: As for `irecv`; src None, without group_src, is not possible here.
+        tensor, src, tag, group: As for `irecv`, but without group_src, src must not be None.
         group_src: The sender, as a rank within the group, if not -1: then src must be None.
 
     Returns:
@@ -172,11 +176,11 @@ def irecv_inplace(
         AsyncCollectiveTensor(tensor([1.]))
     """
     if is_dynamo_compiling() or is_tracing():
-        name = _name(group)
-        coming = torch.ops.phalanx.irecv(tensor, _global(name, "src", src, group_src), tag, name)
+        name = _name(group, "irecv_inplace")
+        coming = torch.ops.phalanx.irecv(tensor, _global("irecv_inplace", name, "src", src, group_src), tag, name)
         return tensor.copy_(torch.ops.phalanx.wait_tensor(coming))
     if src is None and group_src == -1:
-        raise ValueError("irecv_inplace: src is missing; irecv and recv receive from any rank")
+        raise ValueError("irecv_inplace: src is missing; give the rank of the sender, or use irecv, which accepts any")
     work = _p2p.irecv(tensor, src, group, tag, None if group_src == -1 else group_src)
     return _wrapped(tensor, work)
 
@@ -193,14 +197,14 @@ def batch_p2p_ops_inplace(
     As torch.distributed._functional_collectives.batch_p2p_ops_inplace.
 
     Args:
-        op_list: "isend" or "irecv", for each message.
-        peer_list: The other rank of each, as a global rank.
-        tag_list: The tag of each.
-        tensors: What each sends or receives into.
+        op_list: "isend" or "irecv" for each message.
+        peer_list: The other rank of each message, as a global rank.
+        tag_list: The tag of each message.
+        tensors: The tensor that each message sends or receives into.
         group_name: As `group` of `isend`.
 
     Returns:
-        For each message what `isend_inplace` and `irecv_inplace` give.
+        For each message the result of `isend_inplace` or `irecv_inplace`.
 
     Raises:
         ValueError, PhalanxError: As for `batch_isend_irecv`.
@@ -211,7 +215,7 @@ def batch_p2p_ops_inplace(
         AsyncCollectiveTensor(tensor([1.]))
     """
     if is_dynamo_compiling() or is_tracing():
-        name = _name(group_name or None)
+        name = _name(group_name or None, "batch_p2p_ops_inplace")
         begun = torch.ops.phalanx.batch_p2p_ops(op_list, peer_list, tag_list, tensors, name)
         return [
             tensor.copy_(torch.ops.phalanx.wait_tensor(each)) if op == "irecv" else each
@@ -232,24 +236,24 @@ def _wrapped(tensor: torch.Tensor, work: Any) -> torch.Tensor:
     return result
 
 
-def _name(group: GroupLike) -> str:
+def _name(group: GroupLike, operation: str) -> str:
     if group is None:
         group = dist.group.WORLD
     if group is None:
-        raise ValueError("there is no default group: call torch.distributed.init_process_group first")
+        raise ValueError(f"{operation}: there is no default group; call torch.distributed.init_process_group first")
     if is_dynamo_compiling():
-        traced: str = traced_name(group, "")
+        traced: str = traced_name(group, "", operation)
         return traced
-    return find(group).name
+    return find(group, "", operation).name
 
 
-def _global(name: str, what: str, rank: int | None, group_rank: int) -> int:
+def _global(operation: str, name: str, argument: str, rank: int | None, group_rank: int) -> int:
     if group_rank == -1:
         if rank is None:
-            raise ValueError(f"{what} is missing; give it, or group_{what}")
+            raise ValueError(f"{operation}: {argument} is missing; give {argument} or group_{argument}")
         return rank
     if rank is not None:
-        raise ValueError(f"{what} and group_{what} are both given; give one of them")
+        raise ValueError(f"{operation}: {argument} and group_{argument} are both given; give only one of them")
     found: int = _global_rank(name, group_rank)
     return found
 

@@ -31,19 +31,19 @@ class Row(NamedTuple):
 
 
 def put(state: GroupState, rows: Sequence[Row], which: Hashable) -> list[Work]:
-    """Send and receive them as one, after what is on the current stream, and return at once.
+    """Send and receive messages as one batch, after the work on the current stream, and return at once.
 
     Args:
         state: A group whose GPUs the core serves.
-        rows: All on one GPU; may be none.
-        which: On which stream: the same one for the same value.
+        rows: The messages, all on one GPU; there may be none.
+        which: Chooses the stream: the same stream for the same value.
 
     Returns:
-        A work for each.
+        A work for each message.
 
     Raises:
-        ValueError: They are on several GPUs.
-        PhalanxError: They could not be put on the stream.
+        ValueError: The tensors are on several GPUs.
+        PhalanxError: The messages could not be put on the stream.
     """
     if not rows:
         return []
@@ -51,13 +51,16 @@ def put(state: GroupState, rows: Sequence[Row], which: Hashable) -> list[Work]:
     device = rows[0].memory.device
     for row in rows:
         if row.memory.device != device:
-            raise ValueError(f"messages on {device} and {row.memory.device} in one batch; all must be on the same GPU")
+            raise ValueError(
+                f"batch_isend_irecv on group '{state.name}': the batch has tensors on {device} and "
+                f"{row.memory.device}; all must be on the same GPU"
+            )
     listed = ffi.new("phx_message[]", [_fields(row) for row in rows])
     with state.side_streams.stream(device, which) as stream:
         options, _gpu = options_on(device)
         check(lib.phx_messages(state.core.pointer, listed, len(rows), options))
         for row in rows:
-            row.memory.record_stream(stream)  # whoever drops it
+            row.memory.record_stream(stream)  # so that it is not freed before, whatever drops it
             if not row.sends and not row.memory.is_inference():
                 increment_version(row.memory)
         return [StreamWork(device) for _ in rows]

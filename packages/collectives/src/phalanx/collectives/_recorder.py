@@ -1,4 +1,4 @@
-"""What is called inside the body of a coalescing manager, and how it is issued at the end.
+"""The record of the calls inside the body of a coalescing manager, and how they are issued at the end.
 
 Whatever the core can take with others becomes a row of one phx_coalesced. The rest is issued one by one after it: what
 torch.distributed serves, and all_to_all_single with uneven splits.
@@ -72,7 +72,7 @@ class Recorder:
         self._handle: WaitHandle | None = None
         self._rows: list[int] = []
         self._rows_on: dict[torch.device, list[int]] = {}  # of calls on GPUs
-        # Of a broadcast from here: its call, the rows and its own one, and where its source is.
+        # For each broadcast from this rank: its call, the rows and its own row, and the place of its source.
         self._roots: list[tuple[int, list[int], int, int]] = []
         self._kept: list[torch.Tensor] = []  # whose memory rows name, and that no call has
         self._calls: list[_Call] = []
@@ -113,8 +113,8 @@ class Recorder:
         """
         if target.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
-                f"{collective.name}_ writes into its argument, which has no gradient; use {collective.name}, or call "
-                "it with torch.no_grad() or on a detached tensor"
+                f"{collective.name}_: an op that writes into its argument has no gradient, and the argument needs one; "
+                f"use {collective.name}, or call it with torch.no_grad() or on a detached tensor"
             )
         self.write_into(collective, target, target, argument)
 
@@ -149,7 +149,9 @@ class Recorder:
 
     def _joined(self, gathered: torch.Tensor, dim: int) -> torch.Tensor:
         if not isinstance(gathered, AsyncCollectiveTensor):
-            raise TypeError(f"all_gather_tensor: a result was expected that is recorded, not {type(gathered).__name__}")
+            raise TypeError(
+                f"all_gather_tensor: expected a result that a coalescing_manager records, not {type(gathered).__name__}"
+            )
         whole, size = gathered.elem, self.group.size
         shape = list(whole.shape)
         shape[0] //= size
@@ -290,13 +292,14 @@ class Recorder:
             if changed or (here and source.data_ptr() != here) or (there and out.data_ptr() != there):
                 raise RuntimeError(
                     f"coalescing_manager on group '{self.group.name}': a tensor of shape {list(source.shape)} was "
-                    "changed in the body after a collective had taken it, which is sent only at the end of the body; "
-                    "change it before the call, or after the body. Nothing was sent"
+                    "changed in the body after it was passed to a collective, which is sent only at the end of the "
+                    "body; change the tensor before that call, or after the with block. Nothing was sent"
                 )
         core = self.group.core
         if core is None and (self._rows or self._rows_on):
             raise RevokedError(
-                f"coalescing_manager: group '{self.group.name}' was destroyed in the body; nothing was sent",
+                f"coalescing_manager on group '{self.group.name}': the group was destroyed in the body of the with "
+                "block; nothing was sent",
                 operation="coalesced",
                 group=self.group.name,
             )
@@ -339,7 +342,7 @@ class Recorder:
         self._works.append(StreamWork(device))
 
     def _on(self, gpus: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """What the calls on GPUs, or the others, read and write."""
+        """The tensors that the calls on GPUs, or the other calls, read and write."""
         calls = [call for call in self._calls if call[1].is_cuda == gpus]
         return [call[0] for call in calls], [call[1] for call in calls]
 

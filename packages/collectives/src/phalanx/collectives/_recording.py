@@ -32,13 +32,13 @@ def begin(group: GroupState, recorder: Any) -> None:
     """Record the calls of this thread on a group.
 
     Raises:
-        RuntimeError: They are recorded already.
+        RuntimeError: The calls of this thread on the group are recorded already.
     """
     global _open
     if group.op_name in _local.recorders:
         raise RuntimeError(
             f"coalescing_manager: one is open on group '{group.name}' in this thread already; managers nest only on "
-            "different groups, so leave the inner one away"
+            "different groups, so remove the inner one"
         )
     with _lock:
         _open += 1

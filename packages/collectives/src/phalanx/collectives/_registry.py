@@ -169,14 +169,14 @@ def rank_of(
 def check_group(group: dist.ProcessGroup) -> None:
     """Raise if a rank of a group is known to have ended. Never blocks. Not collective.
 
-    It is known where this rank has met it, in any group that torch made of ranks of the default group. For who waits
-    for the ranks of a group by means of their own.
+    This rank knows it of a rank that it is connected to, in any group that torch made of ranks of the default group.
+    For code that waits for the ranks of a group by means of its own.
 
     Args:
-        group: Its ranks need not have met.
+        group: A process group; its ranks need not be connected.
 
     Raises:
-        PeerDeadError: One has; the text names it and its process.
+        PeerDeadError: A rank has ended; the text names it and its process.
 
     Example:
         >>> check_group(group)  # no rank of it is known to have ended
@@ -309,12 +309,13 @@ _lock = threading.RLock()  # reentrant: a garbage collection may call _forget at
 ready: dict[int | str, GroupState] = {}
 
 
-def state_of(group: dist.ProcessGroup, name: str | None = None) -> GroupState:
+def state_of(group: dist.ProcessGroup, name: str | None = None, operation: str = "a collective") -> GroupState:
     """The state of a process group; a new one, undecided, the first time. Not collective.
 
     Args:
         group: The process group.
         name: The name by which torch has found it; None: its own.
+        operation: The name of the function that was called, with which the text of an error begins.
 
     Raises:
         ValueError: The group was destroyed, or this rank is not in it.
@@ -324,8 +325,8 @@ def state_of(group: dist.ProcessGroup, name: str | None = None) -> GroupState:
         return state
     if name is None and not _torch_compat.is_registered(group):
         raise ValueError(
-            f"the process group {group!r} is not one of this rank's: it was destroyed, or made by other means than "
-            "torch.distributed.init_process_group and new_group"
+            f"{operation}: this rank does not know the process group {group!r}: it was destroyed, or was not made by "
+            "torch.distributed.init_process_group or new_group; make a new one with one of these"
         )
     name = _torch_compat.name_of(group) or str(name)
     if group in _inherited:
@@ -351,8 +352,12 @@ def state_of_core(group: Group) -> GroupState:
     return state
 
 
-def state_named(name: str) -> GroupState:
+def state_named(name: str, operation: str = "a collective") -> GroupState:
     """The state of the group of that name in this rank. Not collective.
+
+    Args:
+        name: The name of the process group, or of a core group.
+        operation: As for `state_of`.
 
     Raises:
         ValueError: There is none.
@@ -366,10 +371,10 @@ def state_named(name: str) -> GroupState:
             if state.op_name == name:
                 return state
         raise ValueError(
-            f"no process group is named '{name}' in this rank; a group's name is its attribute group_name. Was it "
-            "destroyed, or torch.distributed.init_process_group not called?"
+            f"{operation}: no process group is named '{name}' in this rank; the name of a group is its attribute "
+            "group_name. Was the group destroyed, or torch.distributed.init_process_group not called?"
         )
-    return state_of(group, name)
+    return state_of(group, name, operation)
 
 
 def _default_id() -> int:
@@ -436,7 +441,7 @@ def _end_rank(rank: Rank) -> None:
     rank.close()
 
 
-# What is done at the end of the process before its worlds are left.
+# Actions at the end of the process, before its worlds are left.
 before_end: list[Callable[[], None]] = []
 
 

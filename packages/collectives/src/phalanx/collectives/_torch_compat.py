@@ -30,7 +30,7 @@ is_dynamo_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 def constant_in_graphs(function: _Function) -> _Function:
-    """What torch.compiler.assume_constant_result does, which imports all of Dynamo. Read in 2.11 to 2.13."""
+    """As torch.compiler.assume_constant_result, which imports all of Dynamo. Read in 2.11 to 2.13."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
@@ -354,7 +354,7 @@ def coalesce_state() -> dict[dist.ProcessGroup, list[Any]]:
 
 # ---- back ends ------------------------------------------------------------------------------------------------------
 
-# What an options object has where nobody gave a timeout: kUnsetTimeout, the default of the group.
+# The timeout of an options object without one: kUnsetTimeout, the default of the group.
 UNSET = timedelta(milliseconds=-1)
 
 _kept: list[Any] = []  # what is registered lives as long as it
@@ -386,7 +386,7 @@ def backend_of(group: dist.ProcessGroup, name: str) -> Any:
     for device, backend in dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).device_backend_map.items():
         if backend == name:
             return cast(Any, group)._get_backend(torch.device(device))
-    raise RuntimeError(f"the process group has no backend '{name}'")
+    raise RuntimeError(f"the process group has no backend '{name}'; it has {dist.get_backend_config(group)}")
 
 
 # ---- torch's own back ends -------------------------------------------------------------------------------------------

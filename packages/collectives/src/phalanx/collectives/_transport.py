@@ -37,7 +37,7 @@ class Message(NamedTuple):
 
 
 class Transport(Protocol):
-    """What serves a group for a tensor."""
+    """The transport that serves a group for a tensor."""
 
     def start(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         """Start a collective; what it gives may be pending.
@@ -88,7 +88,7 @@ class CoreTransport:
             raise error
 
     def memory(self, message: Message) -> torch.Tensor:
-        """What the core reads or writes for a message."""
+        """The memory that the core reads or writes for a message."""
         memory = _call_rows.memory_of(message.tensor, self.state.on_gpus)
         assert memory is not None
         return memory.contiguous() if message.sends else memory
@@ -131,8 +131,8 @@ class C10dTransport:
         state = self.state
         if state.op_name != state.name and state_named(state.name) is not state:
             raise ValueError(
-                f"the name '{state.name}' means another process group now, and torch finds this one by no name: "
-                "register it again"
+                f"group '{state.name}': the name '{state.name}' means another process group now, and torch has no "
+                "other name for this one; register it again, under a name of its own"
             )
         return state.name
 

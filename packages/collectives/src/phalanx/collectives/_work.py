@@ -119,15 +119,15 @@ class CoreWork(Uncopied, Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over, with success or not. Never blocks."""
+        """Whether it is complete, with success or not. Never blocks."""
         return bool(lib.phx_work_test(self._pointer) != _IN_PROGRESS)
 
     def is_success(self) -> bool:
-        """Whether it is over with success. Never blocks."""
+        """Whether it is complete with success. Never blocks."""
         return bool(lib.phx_work_test(self._pointer) == 0)
 
     def exception(self) -> Any:
-        """What it failed with, or None. Never blocks."""
+        """The error with which it failed, or None. Never blocks."""
         try:
             check(lib.phx_work_test(self._pointer))
         except PhalanxError as error:
@@ -157,7 +157,7 @@ class CoreWork(Uncopied, Work):
 
 
 class StreamWork(Work):
-    """What has been put on the current stream of a GPU. What goes wrong there is raised by a later call on the group.
+    """Work that was put on the current stream of a GPU. A later call on the group raises an error of it.
 
     Args:
         device: With its index.
@@ -275,17 +275,17 @@ class CompositeWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over. Never blocks. What is left to do in `wait`, such as a copy, counts as not over."""
+        """Whether it is complete. Never blocks. It is not while `wait` has something left to do, such as a copy."""
         if self._state is _ISSUED and self._error is None:
             return not self._finish and all(work.is_completed() for work in self._works)
         return self._state is _DONE or self._error is not None
 
     def is_success(self) -> bool:
-        """Whether it is over without an error. Never blocks."""
+        """Whether it is complete without an error. Never blocks."""
         return self.is_completed() and self._error is None
 
     def exception(self) -> Any:
-        """What a wait for it raised, or None. Never blocks."""
+        """The error that a wait for it raised, or None. Never blocks."""
         return self._error
 
 
@@ -312,7 +312,7 @@ class DeferredWork(Work):
     def _begun(self) -> Work:
         if self._real is None:
             self._refuse()
-            raise RuntimeError("the message was never issued: its coalescing_manager failed before")
+            raise RuntimeError("a message was never issued: another call of its coalescing_manager failed before it")
         return self._real
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -330,15 +330,15 @@ class DeferredWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over. Never blocks."""
+        """Whether it is complete. Never blocks."""
         return self._waited or (self._real is not None and bool(self._real.is_completed()))
 
     def is_success(self) -> bool:
-        """Whether it is over with success. Never blocks."""
+        """Whether it is complete with success. Never blocks."""
         return self._waited or (self._real is not None and bool(self._real.is_success()))
 
     def exception(self) -> Any:
-        """What it failed with, or None. Never blocks."""
+        """The error with which it failed, or None. Never blocks."""
         return None if self._real is None or self._waited else self._real.exception()
 
     def source_rank(self) -> int:

@@ -1,8 +1,9 @@
 """Ops that write an argument, for tensors with the conjugate or the negative bit.
 
-Such a tensor is read as the conjugate, or the negative, of what its memory holds. Torch's own rule for it copies the
-argument, calls the op and copies what the op *returns* back. The ops here return nothing, or return before they have
-written, so they need this one: they work on a plain copy, which is complete when it is copied back.
+Such a tensor is read as the conjugate, or the negative, of the values in its memory. Torch's own rule for it copies the
+argument, calls the op and copies the value that the op *returns* back. The ops of this package return nothing, or
+return before they have written, so they need the rule of this module: they work on a plain copy, which is complete when
+it is copied back.
 """
 
 from collections.abc import Callable
@@ -19,9 +20,9 @@ def register(library: Any, ops: dict[str, Any], waits: tuple[str, ...] = ()) -> 
     """Register the rule for ops that write arguments and return nothing.
 
     Args:
-        library: In whose namespace they are.
-        ops: The OpOverload of each, by name. Those that write no argument are passed over.
-        waits: Names of those that only wait for what is written: they take the tensor as it is.
+        library: The torch.library.Library of the namespace of the ops.
+        ops: The OpOverload of each op, by name. Ops that write no argument are ignored.
+        waits: The names of ops that only wait for writes: they take the tensor as it is.
     """
     for name, op in ops.items():
         if op._schema.returns or not any(_writes(argument) for argument in op._schema.arguments):

@@ -7,18 +7,18 @@
 No import of phalanx is needed: torch finds the backend by an entry point, see `phalanx_torch_autoload`.
 
 Everything that torch builds on process groups runs on it unchanged: DistributedDataParallel, fully_shard, DTensor,
-checkpoints. It is a Backend in C++, compiled for the installed torch at the first use on a host, which takes the better
-part of a minute. Where that cannot be, init_process_group raises and says what to do.
+checkpoints. It is a Backend in C++, compiled for the installed torch at the first use on a host, which takes about a
+minute. If it cannot be compiled, init_process_group raises and says what to do.
 
-Collectives on tensors of a GPU are put on its current stream, messages on one beside it. They need the driver and the
+Collectives on tensors of a GPU are put on its current stream, messages on another stream. They need the driver and the
 kernels of the core on each rank (docs/howto/gpu.md).
 
-init_process_group waits for all ranks, which tell each other on which hosts they are. (Later groups are known from the
-default one, if that is of this backend.) The ranks of a group on one host meet at its first collective or message,
-those of a group on several hosts when it is made: the core serves it over UCX (docs/howto/hosts.md).
+init_process_group waits for all ranks, which tell each other on which hosts they are. (The hosts of later groups are
+known if the default group is of this backend.) The ranks of a group on one host connect at its first collective or
+message, those of a group on several hosts when it is made: the core serves it over UCX (docs/howto/hosts.md).
 
-What the core cannot serve on several hosts goes through torch's own backends: tensors of GPUs through NCCL, and where a
-rank has no UCX, those of the CPU through gloo, which a warning says.
+Tensors that the core cannot serve on several hosts go through torch's own backends: tensors of GPUs through NCCL, and
+if a rank has no UCX, tensors of the CPU through gloo, which a warning says.
 """
 
 from datetime import timedelta
@@ -54,10 +54,10 @@ def register() -> None:
 
 
 def load() -> None:
-    """Load the backend before a group needs it; it is compiled if it is not there yet. Not collective.
+    """Load the backend before a group needs it, and compile it if that was not done before. Not collective.
 
     Raises:
-        RuntimeError: It cannot be had; the text says why, and what to do.
+        RuntimeError: It cannot be compiled or loaded; the text says why, and what to do.
     """
     _build.module()
 
@@ -65,19 +65,21 @@ def load() -> None:
 def monitored_barrier(
     group: dist.ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
 ) -> None:
-    """A barrier that names the ranks that did not come. Collective.
+    """A barrier that names the ranks that did not reach it. Collective.
 
     As torch.distributed.monitored_barrier, which refuses every backend but gloo. The group can be used after a failure.
 
     Args:
-        group: Of this backend; None is the default group.
+        group: A group of this backend; None is the default group.
         timeout: How long to wait; None is the timeout of the group, and zero or less is over at once, as with gloo.
-        wait_all_ranks: Whether to name all that are missing, not just the first.
+        wait_all_ranks: Whether to name all ranks that are missing, not just the first.
 
     Raises:
-        torch.distributed.DistBackendError: Ranks did not come in time. All that came get the same text.
+        ValueError: There is no default group.
+        RuntimeError: The group has another backend.
+        torch.distributed.DistBackendError: Ranks did not reach it in time. All that did get the same text.
     """
-    made: Any = _group(group)
+    made: Any = _group(group, "monitored_barrier")
     made.monitored_barrier(timeout=_torch_compat.UNSET if timeout is None else timeout, wait_all_ranks=wait_all_ranks)
 
 
@@ -85,13 +87,14 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
     """Set how long later collectives and messages of this rank wait for others. Not collective.
 
     Args:
-        timeout: Of each, its start and its wait. Zero is 1 ms, as in init_process_group.
-        group: Of this backend; None is the default group.
+        timeout: The timeout of the start of each, and of its wait. Zero is 1 ms, as in init_process_group.
+        group: A group of this backend; None is the default group.
 
     Raises:
-        ValueError: The timeout is negative.
+        ValueError: The timeout is negative, or there is no default group.
+        RuntimeError: The group has another backend.
     """
-    found = _group(group)
+    found = _group(group, "set_timeout")
     _torch_compat.backend_of(found, BACKEND).set_timeout(timeout)
     if (connection := connections.get(found.group_name)) is not None:
         connection.set_timeout(milliseconds(timeout))
@@ -145,8 +148,8 @@ def changed_store(group: dist.ProcessGroup) -> Any:
     return None if connection is None else connection.changed_store
 
 
-def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+def _group(group: dist.ProcessGroup | None, operation: str) -> dist.ProcessGroup:
     found = dist.group.WORLD if group is None else group
     if found is None:
-        raise ValueError("there are no process groups: call torch.distributed.init_process_group first")
+        raise ValueError(f"{operation}: there is no default group; call torch.distributed.init_process_group first")
     return found

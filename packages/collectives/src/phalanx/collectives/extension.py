@@ -54,7 +54,7 @@ class Extension:
         module: The name of the Python module, as in its source.
         sources: The C++ files. They are compiled in one unit per core, or in fewer units if they are short, as torch's
             headers take most of the time: names in unnamed namespaces must be unique among all files.
-        without: What holds without a compiler, for the error text.
+        without: The end of the error text if there is no compiler: what to do, or what works without the module.
         headers: The headers that it includes.
         key: Gives further strings that the file name depends on.
         flags: Gives further flags of the compiler.
@@ -124,6 +124,9 @@ class Extension:
 
     def ensure(self, force: bool) -> tuple[Path, bool]:
         """Compile the module if it does not exist, or if `force`: for `phalanx build`.
+
+        Args:
+            force: Whether to compile it again if it exists.
 
         Returns:
             The path, and whether it existed before.

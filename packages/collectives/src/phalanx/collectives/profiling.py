@@ -1,8 +1,7 @@
-"""What torch's profilers see of collectives that Python calls, and the flight recorder of the same collectives.
+"""Events for torch's profilers of collectives that Python calls, and the flight recorder of the same collectives.
 
-The events are those of torch's NCCL back end (docs/howto/profile.md). The module that writes them is compiled with the
-back end `phalanx`, and is there once a process group of it is, or `phalanx.collectives.c10d.load()` was
-called.
+The events are those of torch's NCCL backend (docs/howto/profile.md). The module that writes them is compiled with the
+backend `phalanx`, and is loaded with the first process group of that backend, or by `phalanx.collectives.c10d.load()`.
 """
 
 import contextlib
@@ -20,7 +19,7 @@ _NOTHING = contextlib.nullcontext()
 
 
 def is_shown() -> bool:
-    """Whether a profiler, an observer or a mode of torch runs, so that `shown` may be of use."""
+    """Whether a profiler, an observer or a mode of torch runs, so that `shown` may record an event."""
     return is_watched()
 
 
@@ -35,16 +34,19 @@ def shown(
     message: bool = False,
     numbered: bool = True,
 ) -> contextlib.AbstractContextManager[Any]:
-    """A context in which one collective or message runs, or is started. Costs one look where no profiler runs.
+    """A context in which one collective or message runs, or is started. It costs one check if no profiler runs.
 
     Args:
-        collective: Its name, as torch's NCCL back end has it where it has one.
-        inputs, outputs: What this rank reads and writes.
-        group: The group; None where the core does not serve it, and nothing is shown.
-        name: Of the group in torch, where that is another one.
-        peer: The root or the other rank within the group; -1: there is none.
+        collective: The name of the collective, as in torch's NCCL backend if that has it.
+        inputs, outputs: The tensors that this rank reads and writes.
+        group: The group; None if the core does not serve it: then nothing is recorded.
+        name: The name of the group in torch, if it differs from the name of `group`.
+        peer: The root or the other rank within the group; -1 if there is none.
         message: Whether it is a message, which has no number in the flight recorder.
         numbered: Whether it is one collective of the core, which the flight recorder counts.
+
+    Returns:
+        A context manager.
     """
     if group is None or not is_watched():
         return _NOTHING
@@ -60,9 +62,12 @@ def shown(
 
 
 def flight_record() -> str:
-    """The flight recorder of this rank and the peers that it has met, as JSON, which `phalanx trace` reads.
+    """The flight recorders of this rank and of the ranks that it is connected to. Not collective.
 
-    Its collectives have the numbers that the events of a profile have ("Seq"). Not collective.
+    The collectives in it have the numbers that the events of a profile have ("Seq").
+
+    Returns:
+        JSON, which `phalanx trace` reads.
 
     Raises:
         RuntimeError: No group of the default group's ranks has run anything on the core yet.
@@ -70,6 +75,7 @@ def flight_record() -> str:
     rank = _registry.rank_of_default()
     if rank is None:
         raise RuntimeError(
-            "flight_record: there is nothing on record; call init_process_group, and a collective that Phalanx serves"
+            "flight_record: no group of this rank has run anything on the core yet; call init_process_group and a "
+            "collective that Phalanx serves first"
         )
     return rank.world().dump()

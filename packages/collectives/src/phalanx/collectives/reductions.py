@@ -1,11 +1,11 @@
-"""Reductions: their names, the dtypes for which they are defined, and reducing tensors that are here already, as the
-core reduces those of ranks: in their order, with the same bits.
+"""Reductions: their names, the dtypes for which they are defined, and the reduction of local tensors in the order of
+the core, to the same bits.
 
 For this package and those above it.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,26 +19,49 @@ REDUCTIONS = {name: number for name, number in _NUMBERS_OF.items() if number != 
 _DIFFERENTIABLE = ("sum", "avg")
 
 
-def check_reduction(name: str) -> str:
+def unknown_reduction(operation: str, name: Any) -> str:
+    """The text of the error for a reduction that does not exist.
+
+    Args:
+        operation: The name of the function that was called.
+        name: The value that the function was given as the reduction.
+    """
+    *most, last = REDUCTIONS
+    expected = f"expected {', '.join(most)} or {last}"
+    if isinstance(name, str):
+        return f"{operation}: unknown reduce op {name!r}; {expected}"
+    known = str(getattr(name, "name", "sum")).lower()  # of torch.distributed.ReduceOp.SUM
+    example = known if known in REDUCTIONS else "sum"
+    return f"{operation}: the reduce op must be a string such as '{example}', not {name}; {expected}"
+
+
+def check_reduction(operation: str, name: str) -> str:
     """A reduction's name in lower case.
+
+    Args:
+        operation: The name of the function that was called, for the text of the error.
+        name: sum, avg, product, min, max, band, bor or bxor, in upper or lower case.
 
     Raises:
         ValueError: There is no such reduction.
     """
-    lower = name.lower() if isinstance(name, str) else name
+    lower = name.lower() if isinstance(name, str) else None
     if lower not in _NUMBERS_OF:
-        raise ValueError(f"Invalid reduce operation {name}")
+        raise ValueError(unknown_reduction(operation, name))
     return lower
 
 
 def check_differentiable(operation: str, name: str) -> str:
-    """A reduction's name in lower case.
+    """The name of a reduction that has a gradient, in lower case.
+
+    Args:
+        operation, name: As for `check_reduction`.
 
     Raises:
         ValueError: There is no such reduction.
-        RuntimeError: It has no gradient here.
+        RuntimeError: The reduction has no gradient.
     """
-    lower = check_reduction(name)
+    lower = check_reduction(operation, name)
     if lower not in _DIFFERENTIABLE:
         raise RuntimeError(
             f"{operation}: the input needs a gradient, but the reduction '{name}' has none; use sum or avg, or call it "
@@ -55,7 +78,7 @@ class ElementType(NamedTuple):
 
     Attributes:
         code: PHX_*.
-        lanes: How many of the core's elements make one of torch's.
+        lanes: The number of the core's elements in one element of torch's: 2 for complex dtypes.
         reduces: "all" reductions, "sums" only, or "none": then they are moved as bytes.
     """
 
@@ -77,9 +100,13 @@ for _complex, _half in (
 
 
 def element_type(dtype: torch.dtype) -> ElementType:
-    """How the core sees elements of a dtype."""
+    """How the core sees elements of a dtype.
+
+    Args:
+        dtype: Any dtype. The core moves elements of a dtype that it does not know, such as 8-bit floats, as bytes.
+    """
     found = _TYPES.get(dtype)
-    if found is None:  # such as 8-bit floats
+    if found is None:
         found = _TYPES[dtype] = ElementType(int(DType.UINT8), dtype.itemsize, "none")
     return found
 
@@ -90,33 +117,36 @@ PLAIN_CODES = {dtype: each.code for dtype, each in _TYPES.items() if each.lanes 
 
 
 def reduction_of(operation: str, name: str, dtype: torch.dtype) -> int:
-    """The number of a reduction.
+    """The core's number of a reduction.
+
+    Args:
+        operation, name: As for `check_reduction`.
+        dtype: The dtype of the tensors.
 
     Raises:
         ValueError: There is no such reduction, or it needs a factor.
-        UnsupportedError: Not for this dtype.
+        UnsupportedError: The reduction is not defined for this dtype.
     """
-    number = _NUMBERS_OF.get(name) or _NUMBERS_OF.get(str(name).lower())
-    if number is None:
-        raise ValueError(f"Invalid reduce operation {name}")
+    number = _NUMBERS_OF[check_reduction(operation, name)]
     if number == ReduceOp.PREMUL_SUM:
         raise ValueError(
-            f"{operation}: premul_sum needs a factor, which there is no argument for: multiply the input by it and use "
-            "sum"
+            f"{operation}: the reduce op 'premul_sum' needs a factor, for which {operation} has no argument; multiply "
+            "the input by the factor and use 'sum'"
         )
     reduces = element_type(dtype).reduces
     if reduces == "all" or (reduces == "sums" and number in (ReduceOp.SUM, ReduceOp.AVG)):
         return number
     if reduces == "sums":
         raise UnsupportedError(
-            f"{operation}: only sum and avg are defined for {dtype}; reduce torch.view_as_real(input) instead"
+            f"{operation}: the reduce op {name!r} is not defined for {dtype}, only sum and avg are; reduce "
+            "torch.view_as_real(input) instead"
         )
     raise UnsupportedError(
         f"{operation}: a tensor of {dtype} can be moved but not reduced; convert it to float32 or bfloat16 first"
     )
 
 
-# ---- tensors that are here -------------------------------------------------------------------------------------------
+# ---- local tensors ---------------------------------------------------------------------------------------------------
 
 _NARROW = {torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2}
 _WIDENED = {"sum", "avg", "product"}

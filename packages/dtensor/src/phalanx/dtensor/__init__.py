@@ -7,6 +7,8 @@ are equal to torch's placements of the same names and may be mixed with them.
 Names and signatures follow torch.distributed.tensor.
 """
 
+from typing import TYPE_CHECKING
+
 from phalanx.dtensor import _checkpoint, _composites, _fastpath, _fsdp
 from phalanx.dtensor._api import distribute_module, distribute_tensor
 from phalanx.dtensor._factories import empty, full, ones, rand, randn, zeros
@@ -66,3 +68,14 @@ __all__ = [
     "to_torch",
     "zeros",
 ]
+
+__version__: str
+
+if not TYPE_CHECKING:  # or type checkers would accept any name
+
+    def __getattr__(name: str) -> str:
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib.metadata import version  # looked up only if it is asked for: it takes milliseconds
+
+        return version("phalanx-dtensor")

@@ -18,7 +18,7 @@ from phalanx.dtensor import _autograd, _compile, _dispatch, _local_spec, _tensor
 from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
 from phalanx.dtensor._mesh import Mesh, describe, mesh_id
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import current_mesh
+from phalanx.dtensor._torch_compat import current_mesh, is_torch_dtensor
 from phalanx.dtensor.placement_types import Placement, Replicate
 
 _tensor.complete(_autograd, _dispatch.dispatch)
@@ -31,24 +31,26 @@ def distribute_tensor(
     *,
     src_data_rank: int | None = 0,
 ) -> DTensor:
-    """Spread a tensor that ranks have whole. Collective over the mesh, unless `src_data_rank` is None.
+    """Shard or replicate a tensor over a mesh. Collective over the mesh, unless `src_data_rank` is None.
 
     Args:
-        tensor: A leaf, on every rank of the same shape; a DTensor is returned as it is if mesh and placements are its
-            own.
-        device_mesh: The mesh; by default the one of the `with mesh:` around.
-        placements: One for each mesh dim, Replicate by default: Shard cuts as torch.tensor_split would but with the
-            sizes of torch.chunk, and SizedShard as it says. Partial makes one term of it, the others neutral.
-        src_data_rank: The rank of each mesh dim whose values count, counted in the mesh dim. None takes those that each
-            rank has, without communication: they must be the same.
+        tensor: A leaf of the whole shape, which is the same on every rank; a DTensor is returned as it is if it has
+            this mesh and these placements.
+        device_mesh: The mesh; by default that of the enclosing `with mesh:`.
+        placements: One for each mesh dim, Replicate by default. Shard splits into chunks of the sizes of torch.chunk,
+            SizedShard into pieces of its sizes. Partial makes the tensor the term of the first rank, and gives the
+            others neutral terms.
+        src_data_rank: The rank within each mesh dim whose values are used. None uses the values that each rank has,
+            without communication: they must be the same.
 
     Returns:
         A DTensor that requires gradients if the tensor does; a leaf. A rank outside the mesh gets an empty local
         tensor.
 
     Raises:
-        ValueError: Placements are not one for each mesh dim, or a DTensor has others, or another mesh.
-        RuntimeError: A placement is unknown, there is no mesh, or the tensor is no leaf.
+        ValueError: There is not one placement for each mesh dim, or a DTensor has other placements or another mesh.
+        TypeError: The tensor is a DTensor of torch.
+        RuntimeError: A placement is unknown, there is no mesh, or the tensor is not a leaf.
 
     Source: torch.distributed.tensor.distribute_tensor.
 
@@ -62,15 +64,18 @@ def distribute_tensor(
         placements = (Replicate(),) * mesh.ndim
     if isinstance(tensor, DTensor):
         return _same(tensor, mesh, placements)
+    if is_torch_dtensor(tensor):
+        raise TypeError("distribute_tensor: the tensor is a torch DTensor: convert it with from_torch(tensor)")
     if not tensor.is_leaf:
         raise RuntimeError(
-            "distribute_tensor: the tensor is the result of an op that records gradients: write "
+            "distribute_tensor: the tensor is not a leaf but the result of an op that records gradients: write "
             "DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
         )
     if tensor.requires_grad and _compile.is_traced():
         raise RuntimeError(
-            "distribute_tensor: in a compiled function it cannot make a leaf that requires gradients: make it outside, "
-            "or write DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass through"
+            "distribute_tensor: a compiled function cannot make a leaf that requires gradients: make it outside of the "
+            "function, or write DTensor.from_local(tensor, mesh).redistribute(placements=...), which gradients pass "
+            "through"
         )
     spec = DTensorSpec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
     local = _local_spec.local_part(tensor.detach(), spec, src_data_rank)
@@ -81,7 +86,7 @@ def _same(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement]) -> DTens
     if mesh_id(tensor.device_mesh) != mesh_id(mesh):
         raise ValueError(
             f"distribute_tensor: the DTensor is on mesh {describe(tensor.device_mesh)}, not on {describe(mesh)}: "
-            "bring it there with redistribute(mesh, placements)"
+            "move it to that mesh with redistribute(mesh, placements)"
         )
     if tensor.placements != normalize_placements(mesh, placements, tensor.ndim):
         raise ValueError(
@@ -102,17 +107,17 @@ def distribute_module(
 
     Args:
         module: The module; changed in place.
-        device_mesh: The mesh; by default the one of the `with mesh:` around.
-        partition_fn: Called with (name, submodule, mesh) for each submodule, to make its parameters DTensors as it
-            likes. What is left plain is replicated afterwards.
-        input_fn: Called with (module, inputs, mesh) before forward; what it returns are the inputs.
-        output_fn: Called with (module, outputs, mesh) after forward; what it returns is the output.
+        device_mesh: The mesh; by default that of the enclosing `with mesh:`.
+        partition_fn: Called with (name, submodule, mesh) for each submodule, to make its parameters DTensors. The
+            parameters and buffers that it leaves plain are replicated afterwards.
+        input_fn: Called with (module, inputs, mesh) before forward; it returns the inputs of forward.
+        output_fn: Called with (module, outputs, mesh) after forward; it returns the output.
 
     Returns:
         The module.
 
     Raises:
-        RuntimeError: It was distributed before, or there is no mesh.
+        RuntimeError: The module was distributed before, or there is no mesh.
 
     Source: torch.distributed.tensor.distribute_module.
 

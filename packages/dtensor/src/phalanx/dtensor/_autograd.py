@@ -1,4 +1,4 @@
-"""What gradients pass through between plain tensors and DTensors: from_local, to_local, redistribute, full_tensor.
+"""The functions between plain tensors and DTensors, with gradients: from_local, to_local, redistribute, full_tensor.
 
 Ops need nothing of the kind: they are dispatched below autograd, and their gradients are ops again. The backward of
 each function here is made of the others, so that gradients have gradients.
@@ -20,7 +20,7 @@ from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import current_mesh
+from phalanx.dtensor._torch_compat import current_mesh, is_torch_dtensor
 from phalanx.dtensor.placement_types import Partial, Placement, Replicate, split_dim
 
 _native: Any = None  # the compiled module of _fastpath.py, which does the same where nothing is to be decided
@@ -54,6 +54,8 @@ def from_local(
         raise TypeError(f"from_local: the local tensor must be a torch.Tensor, not {type(local).__name__}")
     if isinstance(local, DTensor):
         raise TypeError("from_local: the local tensor is a DTensor: use its redistribute(), or give its to_local()")
+    if type(local) is not torch.Tensor and is_torch_dtensor(local):
+        raise TypeError("from_local: the local tensor is a torch DTensor: convert it with from_torch(tensor)")
     mesh = current_mesh("from_local") if mesh is None else _compile.real_mesh(mesh)
     if placements is None:
         placements = (Replicate(),) * mesh.ndim
@@ -62,8 +64,8 @@ def from_local(
     if run_check and coordinate_of(mesh) is not None:
         if _compile.is_traced():
             raise RuntimeError(
-                "from_local: run_check=True compares values of ranks, which a compiled function has not while it is "
-                "traced: write run_check=False, and check outside"
+                "from_local: run_check=True compares the values of the ranks, which do not exist while a function is "
+                "traced for compilation: write run_check=False, and check outside of the compiled function"
             )
         _local_spec.check_alike(local, mesh, placements, shape, stride, grad_placements)
     spec = _local_spec.spec_of_local(local, mesh, placements, shape, stride)
@@ -95,7 +97,7 @@ def _wanted(who: str, spec: DTensorSpec, placements: Sequence[Placement]) -> Any
         raise ValueError(
             f"{who}: with grad_placements {list(wanted)} the gradient of a rank would have another shape than the "
             f"local tensor, whose placements are {list(spec.placements)}: write the same shards, and Replicate() or "
-            "Partial() elsewhere"
+            "Partial() on the other mesh dims"
         )
     return wanted
 

@@ -3,7 +3,7 @@ and which classes torch.load may make.
 
 A local tensor is written as the boxes of the whole tensor that it holds: one for each combination of the runs of its
 dims (see `_layout`), so that it can be read back in any other placements, on any other mesh. Ranks that have the same
-box name it alike, and the checkpoint writes it once.
+box give it the same name, and the checkpoint writes it once.
 """
 
 from collections.abc import Sequence
@@ -34,8 +34,8 @@ def _boxes(tensor: Any) -> list[_Box]:
     spec: DTensorSpec = tensor._spec
     if spec.is_partial:
         raise RuntimeError(
-            f"a DTensor with placements {list(spec.placements)} cannot be saved or loaded: no rank has its values; "
-            "redistribute it to Replicate() or Shard(dim) first"
+            f"checkpoint: a DTensor with placements {list(spec.placements)} cannot be saved or loaded, because no "
+            "rank has its values; redistribute it to Replicate() or Shard(dim) first"
         )
     if coordinate_of(spec.mesh) is None:
         return []
@@ -58,7 +58,7 @@ def _boxes(tensor: Any) -> list[_Box]:
 
 
 def write_items(fqn: str, tensor: Any) -> list[Any]:
-    """What this rank writes of a DTensor. Not collective.
+    """The parts of a DTensor that this rank writes. Not collective.
 
     Args:
         fqn: The name of the tensor in the state dict.
@@ -121,7 +121,7 @@ def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
                     local = local.narrow(dim, begin, size)
             return local
     raise ValueError(
-        f"checkpoint: of {index.fqn!r} this rank has no box at offset {tuple(index.offset or ())}; it has those at "
+        f"checkpoint: this rank has no part of {index.fqn!r} at offset {tuple(index.offset or ())}; its parts are at "
         f"{[box.offsets for box in boxes]}: save and load with the placements that the plan was made for"
     )
 

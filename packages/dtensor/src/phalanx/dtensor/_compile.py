@@ -37,10 +37,10 @@ _contexts: "weakref.WeakValueDictionary[tuple[Any, ...], Context]" = weakref.Wea
 
 @final
 class Context:
-    """What a DTensor is, but for its local tensor and its sizes. Equal ones are one object while one is held.
+    """The properties of a DTensor without its local tensor and its sizes. Equal ones are one object while one is held.
 
-    Guards and caches keep it, compare it, copy it and pickle it. A mesh whose process groups were destroyed is no other
-    mesh, so a graph of it serves no other.
+    Guards and caches keep it, compare it, copy it and pickle it. A mesh whose process groups were destroyed
+    differs from every other mesh, so a graph of it serves no other.
 
     Attributes:
         mesh: The mesh.
@@ -77,7 +77,7 @@ class Context:
 
 
 def cache_key(tensor: Any) -> str:
-    """What decides whether a graph that another process compiled for a DTensor may serve this one.
+    """The key that decides whether a graph that another process compiled for a DTensor may serve this one.
 
     A graph has in it what its rank does, and the names of its groups.
     """

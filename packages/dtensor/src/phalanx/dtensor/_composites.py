@@ -1,8 +1,8 @@
 """Functions of torch that make plain tensors by themselves, from sizes alone, and put them to the tensors given.
 
 `one_hot` compares with a range, a recurrent layer begins with zeros: torch makes these before any op of a DTensor is
-seen, so the op would find a plain tensor beside a DTensor and refuse. Every rank makes them alike, so within these
-functions plain tensors count as replicated.
+seen, so the op would get a plain tensor together with a DTensor and refuse. Every rank makes the same tensors, so
+within these functions plain tensors count as replicated.
 """
 
 from typing import Any
@@ -50,7 +50,7 @@ def _replicating(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
 
 
 def _check_classes(index: Any, num_classes: int = -1) -> None:
-    """What torch checks of one_hot, but not of tensors that have a __torch_dispatch__: it would give zeros."""
+    """The checks of one_hot that torch leaves out for tensors with a __torch_dispatch__: the result would be zeros."""
     if not isinstance(index, DTensor) or not index.numel() or _compile.is_traced():
         return
     spec = index._spec

@@ -28,6 +28,7 @@ from phalanx.dtensor._algorithms import (  # noqa: F401  (each registers its alg
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._graph_agreement import recorded, sent_over
 from phalanx.dtensor._mesh import coordinate_of
+from phalanx.dtensor._op_plan import mixed
 from phalanx.dtensor._random.ops import RANDOM_OPS
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
@@ -115,7 +116,10 @@ def _item(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """item(), float(), bool(): of the whole value, also where it is Partial."""
     whole = _fallback.replicate_arg(args[0])
     if whole.numel() != 1:
-        raise RuntimeError("item(): this rank is outside the mesh of the DTensor, and has no value")
+        raise RuntimeError(
+            "item: this rank is outside the mesh of the DTensor, so it has no value; call item() only on the ranks "
+            "of the mesh"
+        )
     return op(whole)
 
 
@@ -123,7 +127,7 @@ def _item(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _equal(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     first, second = args
     if not (isinstance(first, DTensor) and isinstance(second, DTensor)):
-        raise RuntimeError("equal: got mixed distributed and non-distributed tensors: make both DTensors")
+        raise mixed("equal", second if isinstance(first, DTensor) else first, "make both DTensors")
     if first.shape != second.shape:
         return False
     spec: DTensorSpec = first._spec
@@ -186,7 +190,10 @@ def _view_in_place(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     overload = "int" if base in ("transpose", "swapdims", "swapaxes") else op._overloadname
     made = getattr(getattr(aten, "transpose" if overload == "int" else base), overload)(*args, **kwargs)
     if getattr(made, "_is_view_of_copy", False):
-        raise RuntimeError(f"{op}: it would need communication, and the tensor is to stay where it is: redistribute it")
+        raise RuntimeError(
+            f"{op}: this view in place would need communication, which an op in place cannot do: redistribute the "
+            "tensor first, or call the op that returns a new tensor"
+        )
     with no_dispatch():
         op(tensor, *args[1:], **kwargs)
     tensor._spec, tensor._local_tensor = made._spec, made._local_tensor

@@ -136,7 +136,7 @@ def _parts(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
 
 
 def _part(value: Any) -> Any:
-    """What a key says of an argument."""
+    """The part of a key for an argument."""
     kind = type(value)
     if kind in _ATOMS:
         return kind, value

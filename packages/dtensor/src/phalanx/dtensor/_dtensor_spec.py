@@ -39,7 +39,7 @@ class TensorMeta(NamedTuple):
 
 
 class DTensorSpec:
-    """What a DTensor is, but for its values: mesh, placements, and shape, stride and dtype of the whole tensor.
+    """A DTensor without its values: mesh, placements, and shape, stride and dtype of the whole tensor.
 
     Args:
         mesh: A torch DeviceMesh (or an AbstractMesh, where nothing communicates). Equal meshes are taken for one.
@@ -49,7 +49,7 @@ class DTensorSpec:
         dtype: Its dtype.
 
     Raises:
-        TypeError: The mesh is no mesh, placements or shape are no sequences, or the dtype is no dtype.
+        TypeError: An argument has the wrong type.
         ValueError: Placements are not one for each mesh dim, stride and shape do not match, sizes of a SizedShard do
             not add up, or a bitwise Partial has a dtype without bits.
         IndexError: A placement splits a dim that the tensor does not have.
@@ -179,10 +179,10 @@ class DTensorSpec:
         )
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which gives another one")
+        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which returns a new one")
 
     def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r})")
+        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which returns a new one")
 
     def __copy__(self) -> "DTensorSpec":
         return self
@@ -227,7 +227,7 @@ class _SymbolicSpec(DTensorSpec):
 
 
 class _Entry(weakref.ref[DTensorSpec]):
-    """What the table keeps of a spec."""
+    """The entry of the table for a spec."""
 
     __slots__ = ("key",)
     key: tuple[Any, ...]
@@ -264,7 +264,7 @@ def _make(
     size = _size(shape)
     symbolic = not all(type(n) is int for n in size)
     if not symbolic and any(n < 0 for n in size):
-        raise ValueError(f"DTensorSpec: no size may be negative, and the shape is {tuple(size)}")
+        raise ValueError(f"DTensorSpec: the shape is {tuple(size)}, and no size may be negative")
     steps = _layout.contiguous_stride(size) if stride is None else tuple(stride)
     if len(steps) != len(size):
         raise ValueError(
@@ -278,7 +278,9 @@ def _make(
             and placement.reduce_op in _BITWISE
             and (dtype.is_floating_point or dtype.is_complex)
         ):
-            raise ValueError(f"{placement!r} needs integers or bools, and the tensor is {dtype}: write Partial('sum')")
+            raise ValueError(
+                f"{placement!r} is for integers and bools, and the tensor is {dtype}: write Partial('sum')"
+            )
     _layout.check_sizes(size, mesh.shape, placed)
     if symbolic:
         return _fill(_SymbolicSpec, mesh, placed, size, steps, dtype)
@@ -316,7 +318,7 @@ def normalize_placements(mesh: Mesh, placements: Sequence[Placement], ndim: int)
     """The placements of a tensor of `ndim` dims on a mesh in the form that specs keep: ours, and dims not negative.
 
     Raises:
-        TypeError: They are no sequence.
+        TypeError: The placements are not a sequence.
         ValueError: They are not one for each mesh dim.
         IndexError: One splits a dim that the tensor does not have.
         RuntimeError: One is unknown.

@@ -33,7 +33,7 @@ def _spec(
     placements: Sequence[Placement] | None,
 ) -> DTensorSpec:
     if layout != torch.strided:
-        raise ValueError(f"{who}: a DTensor has the layout torch.strided, not {layout}: leave `layout` out")
+        raise ValueError(f"{who}: the layout of a DTensor is torch.strided, not {layout}: leave `layout` out")
     if mesh is None:
         mesh = current_mesh(who)
     if len(size) == 1 and isinstance(size[0], Sequence):
@@ -47,8 +47,8 @@ def _spec(
     spec = DTensorSpec(mesh, placements, tuple(size), None, dtype)
     if spec.is_partial:
         raise ValueError(
-            f"{who}: {list(spec.placements)} has a Partial, of which no terms are given: write Replicate(), or "
-            "DTensor.from_local with each rank's term"
+            f"{who}: the placements are {list(spec.placements)}, and this function cannot make the terms of a Partial: "
+            "write Replicate(), or DTensor.from_local with each rank's term"
         )
     return spec
 
@@ -74,16 +74,16 @@ def zeros(
         requires_grad: Whether to record gradients for it.
         dtype: By default torch's default dtype.
         layout: torch.strided; there is no other.
-        device_mesh: By default the mesh of the `with mesh:` around.
+        device_mesh: The mesh; by default that of the enclosing `with mesh:`.
         placements: One for each mesh dim; by default Replicate.
 
     Returns:
         The DTensor, whose local tensor is on the mesh's device type.
 
     Raises:
-        ValueError: Placements do not fit the mesh, or have a Partial; a size is negative; another layout.
-        TypeError: A size is no int.
-        IndexError: A placement splits a dim that the tensor has not.
+        ValueError: The placements do not fit the mesh, or have a Partial; a size is negative; or the layout is another.
+        TypeError: A size is not an int.
+        IndexError: A placement splits a dim that the tensor does not have.
         RuntimeError: There is no mesh.
 
     Source: torch.distributed.tensor.zeros.
@@ -104,7 +104,18 @@ def ones(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """A DTensor of ones; everything else as for `zeros`. Not collective.
+    """A DTensor of ones. Not collective; on a rank outside the mesh its local tensor is empty.
+
+    Args:
+        size, requires_grad, dtype, layout, device_mesh, placements: As for `zeros`.
+
+    Returns:
+        The DTensor.
+
+    Raises:
+        ValueError, TypeError, IndexError, RuntimeError: As for `zeros`.
+
+    Source: torch.distributed.tensor.ones.
 
     Example:
         >>> ones(2, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
@@ -122,7 +133,18 @@ def empty(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """A DTensor of whatever is in memory, which differs between ranks; else as for `zeros`. Not collective.
+    """A DTensor whose memory is not initialized: its values differ between ranks. Not collective.
+
+    Args:
+        size, requires_grad, dtype, layout, device_mesh, placements: As for `zeros`.
+
+    Returns:
+        The DTensor.
+
+    Raises:
+        ValueError, TypeError, IndexError, RuntimeError: As for `zeros`.
+
+    Source: torch.distributed.tensor.empty.
 
     Example:
         >>> empty(4, 3, device_mesh=mesh, placements=[Shard(1)]).shape
@@ -142,12 +164,20 @@ def full(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """A DTensor of one value; everything else as for `zeros`. Not collective.
+    """A DTensor filled with one value. Not collective; on a rank outside the mesh its local tensor is empty.
 
     Args:
         size: The shape of the whole tensor.
-        fill_value: The value; without a dtype it decides that, as for torch.full.
+        fill_value: The value; if no dtype is given, it decides the dtype, as for torch.full.
         requires_grad, dtype, layout, device_mesh, placements: As for `zeros`.
+
+    Returns:
+        The DTensor.
+
+    Raises:
+        ValueError, TypeError, IndexError, RuntimeError: As for `zeros`.
+
+    Source: torch.distributed.tensor.full.
 
     Example:
         >>> full((2,), 7, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
@@ -160,7 +190,10 @@ def full(
 
 def _random(distribution: Distribution, who: str, spec: DTensorSpec, requires_grad: bool) -> DTensor:
     if not (spec.dtype.is_floating_point or (spec.dtype.is_complex and distribution.kind is Kind.NORMAL)):
-        raise RuntimeError(f"{who}: not implemented for {spec.dtype}: write dtype=torch.float32, and convert")
+        raise RuntimeError(
+            f"{who}: random numbers of {spec.dtype} are not implemented: write dtype=torch.float32, and convert the "
+            "result"
+        )
     key = draw_key(spec.mesh)
     return _made(spec, requires_grad, lambda local: fill_local(local, spec, distribution, key))
 
@@ -173,10 +206,22 @@ def rand(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """A DTensor of uniform numbers in [0, 1); everything else as for `zeros`.
+    """A DTensor of uniform numbers in [0, 1). Collective only if it is the first random op on the mesh.
 
-    The numbers do not depend on mesh and placements (see `phalanx.dtensor.random`). Collective only where it is the
-    first random op on the mesh.
+    The numbers do not depend on mesh and placements (see `phalanx.dtensor.random`).
+
+    Args:
+        size, requires_grad, layout, device_mesh, placements: As for `zeros`.
+        dtype: A floating dtype; by default torch's default dtype.
+
+    Returns:
+        The DTensor.
+
+    Raises:
+        ValueError, TypeError, IndexError: As for `zeros`.
+        RuntimeError: There is no mesh, or the dtype is not a floating one.
+
+    Source: torch.distributed.tensor.rand.
 
     Example:
         >>> x = rand(100, device_mesh=mesh, placements=[Shard(0)])
@@ -195,7 +240,22 @@ def randn(
     device_mesh: DeviceMesh | None = None,
     placements: Sequence[Placement] | None = None,
 ) -> DTensor:
-    """A DTensor of standard normal numbers; everything else as for `rand`.
+    """A DTensor of standard normal numbers. Collective only if it is the first random op on the mesh.
+
+    The numbers do not depend on mesh and placements (see `phalanx.dtensor.random`).
+
+    Args:
+        size, requires_grad, layout, device_mesh, placements: As for `zeros`.
+        dtype: A floating or complex dtype; by default torch's default dtype.
+
+    Returns:
+        The DTensor.
+
+    Raises:
+        ValueError, TypeError, IndexError: As for `zeros`.
+        RuntimeError: There is no mesh, or the dtype is neither a floating nor a complex one.
+
+    Source: torch.distributed.tensor.randn.
 
     Example:
         >>> randn(4, 3, device_mesh=mesh, placements=[Shard(0)]).to_local().shape  # over two ranks

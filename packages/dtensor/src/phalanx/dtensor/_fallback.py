@@ -17,6 +17,7 @@ from phalanx.dtensor._op_plan import (
     bound,
     call_bound,
     is_list,
+    mixed,
     returned_argument,
     written_arguments,
 )
@@ -54,7 +55,7 @@ def decomposed(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         function = decomposition(op)
         if function is not None:
             try:
-                # What a decomposition makes by itself, from shapes, every rank makes alike.
+                # Tensors that a decomposition makes from shapes are the same on every rank.
                 with _mode.implicit_replication(), lazy_changes_made():
                     result = function(*args, **kwargs)
                 if result is not NotImplemented and _is_distributed(result):
@@ -108,7 +109,7 @@ def _overload_like(packet: Any, op: Any, without_last: bool = False) -> Any:
 
 
 def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run the op that returns a new tensor, bring it where the written one is, and copy it there."""
+    """Run the op that returns a new tensor, redistribute the result as the written tensor is, and copy it there."""
     functional = functional_of(op)
     if functional is None:
         return replicated(op, args, kwargs)
@@ -116,9 +117,8 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     index = written_arguments(op)[0]
     into = values[index]
     if not isinstance(into, DTensor):
-        raise RuntimeError(
-            f"{op}: got mixed distributed and non-distributed tensors: it writes into a plain tensor; make that a "
-            "DTensor, or take the op that returns a new one"
+        raise mixed(
+            op, into, "the op writes into a plain tensor; make that a DTensor, or call the op that returns a new tensor"
         )
     check_writable(op, into)
     kept = values[:index] + values[index + 1 :] if op._schema.arguments[index].is_out else values
@@ -126,7 +126,7 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if result.shape != into.shape:
         raise RuntimeError(
             f"{op}: the result has shape {tuple(result.shape)}, and the tensor that it is written into "
-            f"{tuple(into.shape)}: a DTensor cannot be resized; take the op that returns a new one"
+            f"{tuple(into.shape)}: a DTensor cannot be resized; call the op that returns a new tensor"
         )
     write_local(into, result._spec, result._local_tensor)
     return into
@@ -156,13 +156,14 @@ def replicated(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if moved:
         if _mode.is_strict():
             raise _mode.StrictError(
-                f"strict mode: {op} has no sharding rule and would bring its inputs to every rank: redistribute them "
-                "to Replicate first, or register a rule (phalanx.dtensor.experimental._register_sharding)"
+                f"strict mode: {op} has no sharding rule and would replicate its inputs on every rank: redistribute "
+                "them to Replicate first, or register a rule (phalanx.dtensor.experimental.register_sharding)"
             )
         if op not in _warned:
             _warned.add(op)
             warnings.warn(
-                f"{op} has no sharding rule: every rank works on the whole tensor. register_sharding gives it one",
+                f"{op} has no sharding rule, so every rank works on the whole tensor; "
+                "phalanx.dtensor.experimental.register_sharding adds a rule",
                 ReplicatedFallback,
                 stacklevel=2,
             )
@@ -201,7 +202,7 @@ def _bring_back(op: Any, value: Any, whole: Any) -> None:
             _bring_back(op, one, part)
     elif isinstance(value, DTensor) and not value._spec.is_replicated:
         if whole.shape != value.shape:
-            raise RuntimeError(f"{op}: it resizes a DTensor, which cannot be: redistribute it to Replicate first")
+            raise RuntimeError(f"{op}: a DTensor cannot be resized in place: redistribute it to Replicate first")
         write_local(value, whole_spec(value._spec), whole)
 
 

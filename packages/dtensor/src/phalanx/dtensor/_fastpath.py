@@ -43,7 +43,7 @@ def loaded() -> Any:
 
 
 def recipe(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What native code is to do for a call that Python has just done.
+    """Tell native code how to repeat a call that Python has just done.
 
     Args:
         op: An OpOverload.

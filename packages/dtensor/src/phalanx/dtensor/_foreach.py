@@ -9,14 +9,14 @@ import torch
 from phalanx.dtensor import _fallback, _mode
 from phalanx.dtensor._algorithms.common import check_strict, reduced
 from phalanx.dtensor._mesh import coordinate_of, mesh_id
-from phalanx.dtensor._op_plan import bound, call_bound, is_list, local_of, written_arguments
+from phalanx.dtensor._op_plan import bound, call_bound, is_list, local_of, mixed, written_arguments
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import Partial
 
 Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
-# What is not the same op for each element of the lists alone.
+# Ops that do more than the same op for each element of the lists.
 _NOT_BY_ELEMENT = ("norm", "max", "powsum")
 
 
@@ -137,9 +137,12 @@ def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     written = set(written_arguments(op))
     for one in parameters:
         if not isinstance(one, DTensor):
-            raise RuntimeError(f"{op}: got mixed distributed and non-distributed tensors among the parameters")
+            raise mixed(op, one, "some parameters are DTensors and some are not; make all of them DTensors")
         if any(type(placement) is Partial for placement in one._spec.placements):
-            raise RuntimeError(f"{op}: a parameter is Partial, which an optimizer cannot change: redistribute it")
+            raise RuntimeError(
+                f"{op}: a parameter has placements {list(one._spec.placements)}, and an optimizer cannot change a "
+                "Partial one: redistribute it to Replicate() or Shard(dim) first"
+            )
     locals_: list[Any] = []
     for value in values:
         if is_list(value) and len(value) == len(parameters):
@@ -164,6 +167,7 @@ def _as_parameter(op: Any, value: Any, parameter: Any) -> Any:
         return value._local_tensor
     if _mode.is_strict():
         raise _mode.StrictError(
-            f"strict mode: {op} would bring a gradient or a state to the placements of its parameter"
+            f"strict mode: {op} would redistribute a gradient or a state to the placements of its parameter; "
+            "redistribute it first, or leave strict mode"
         )
     return plan_redistribute(value._spec, spec.replace(dtype=value.dtype)).run(value._local_tensor)

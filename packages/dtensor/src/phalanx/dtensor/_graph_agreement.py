@@ -41,7 +41,7 @@ from phalanx.dtensor._torch_compat import (
     set_arguments,
 )
 
-# What each rank shows of its graph where graphs differ.
+# The length of the text in which each rank shows its graph if graphs differ.
 _TEXT_BYTES = 4096
 
 
@@ -73,7 +73,7 @@ def sent_over(mesh: Mesh, text: str) -> Sent:
 
 
 class _Graph:
-    """What is recorded of a graph that is being made."""
+    """The record of a graph that is being made."""
 
     def __init__(self) -> None:
         self.node: Any = None  # the call of agree_on_graph
@@ -116,7 +116,7 @@ def recorded(sent: Sequence[Sent], dtype: torch.dtype) -> Iterator[None]:
 
 
 def moved_once(local: torch.Tensor, key: Any, move: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """What a move of a tensor gives: in a graph, what the same move of the same tensor gave before.
+    """The result of a move of a tensor; in a graph, the earlier result of the same move of the same tensor.
 
     The result must not be written into.
 
@@ -181,8 +181,8 @@ def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], d
             extremes = pc.wait_tensor(pc.all_reduce(extremes, "max", name))
     except RuntimeError as error:
         raise RuntimeError(
-            f"{_shown(graph, collectives)}: this rank runs it for the first time, and the ranks of the groups "
-            f"{list(names)} did not all come to agree on it: {error}"
+            f"{_shown(graph, collectives)}: this rank runs the graph for the first time, and could not compare it with "
+            f"the other ranks of the groups {list(names)}: {error}"
         ) from error
     if extremes.tolist() != [digest, -digest]:
         raise RuntimeError(_difference(graph, collectives, names, device_type))
@@ -191,7 +191,7 @@ def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], d
 
 
 def _difference(graph: str, collectives: Sequence[str], names: Sequence[str], device_type: str) -> str:
-    """What to say where graphs differ. Collective over the groups."""
+    """The error text for graphs that differ. Collective over the groups."""
     mine = f"{dist.get_rank()}\n{_shown(graph, collectives)}".encode()[:_TEXT_BYTES]
     texts = torch.zeros(1, _TEXT_BYTES, dtype=torch.uint8)
     texts[0, : len(mine)] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
@@ -207,9 +207,9 @@ def _difference(graph: str, collectives: Sequence[str], names: Sequence[str], de
         f"rank{'s' if len(own) > 1 else ''} {', '.join(map(str, sorted(own)))}: {text}" for text, own in ranks.items()
     )
     return (
-        f"ranks compiled different graphs, so that their collectives would not meet: {shown}. All ranks of a mesh must "
-        "compile the same collectives in the same order: look for what depends on the rank in the compiled function, "
-        "or compile it with dynamic=False"
+        f"the ranks compiled different graphs, so their collectives do not match: {shown}. All ranks of a mesh must "
+        "compile the same collectives in the same order: look for code in the compiled function that depends on the "
+        "rank, or compile it with dynamic=False"
     )
 
 

@@ -17,7 +17,7 @@ from phalanx.dtensor._torch_compat import assert_async
 
 
 class Bound(NamedTuple):
-    """What the elements of an index may be.
+    """The values that the elements of an index may have.
 
     Attributes:
         argument: The argument, counted in the op's schema.
@@ -90,7 +90,7 @@ def bounds_of(
     specs: Sequence[DTensorSpec],
     used: Sequence[DTensorSpec],
 ) -> tuple[Bound, ...]:
-    """What a call must check of its indices, since kernels do not on all ranks; mostly nothing.
+    """The checks that a call must make of its indices, because not all ranks run a kernel that does; mostly none.
 
     Args:
         op: An OpOverload.
@@ -115,7 +115,7 @@ def bounds_of(
 
 
 def _bounds(name: str, values: Sequence[Any]) -> tuple[Bound, ...]:
-    """What the indices of an op may be."""
+    """The values that the indices of an op may have."""
     source = values[0]
     if name == "embedding":
         return (Bound(1, None, 0, int(source.shape[0]), False, IndexError),)

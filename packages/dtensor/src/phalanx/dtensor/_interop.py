@@ -35,7 +35,7 @@ def from_torch(tensor: "TorchDTensor") -> DTensor:
         A DTensor with the same mesh, placements, shape, stride and dtype; its local tensor has the same memory.
 
     Raises:
-        TypeError: It is no DTensor of torch.
+        TypeError: The tensor is not a DTensor of torch.
 
     Example:
         >>> theirs = torch.distributed.tensor.ones(4, device_mesh=mesh, placements=[Shard(0)])
@@ -44,8 +44,8 @@ def from_torch(tensor: "TorchDTensor") -> DTensor:
     """
     if not isinstance(tensor, torch_dtensor()):
         raise TypeError(
-            f"from_torch: a torch.distributed.tensor.DTensor is needed, not {type(tensor).__name__}: a plain tensor "
-            "becomes one with DTensor.from_local or distribute_tensor"
+            f"from_torch: a torch.distributed.tensor.DTensor is needed, not {type(tensor).__name__}: make a DTensor "
+            "of a plain tensor with DTensor.from_local or distribute_tensor"
         )
     if tensor.requires_grad and torch.is_grad_enabled():
         made: DTensor = _FromTorch.apply(tensor)  # type: ignore[no-untyped-call]
@@ -64,8 +64,8 @@ def to_torch(tensor: DTensor) -> "TorchDTensor":
         A DTensor of torch with the same mesh, placements, shape, stride and dtype.
 
     Raises:
-        TypeError: It is no DTensor of this package.
-        ValueError: torch has no such placement, or there are no ranks behind the mesh.
+        TypeError: The tensor is not a DTensor of this package.
+        ValueError: torch has no such placement, or the mesh is an AbstractMesh, which has no ranks.
 
     Example:
         >>> theirs = to_torch(ones(4, device_mesh=mesh, placements=[Shard(0)]))

@@ -206,7 +206,7 @@ def check_sizes(shape: Sequence[IntLikeType], mesh_shape: Sequence[int], placeme
 
 
 def overlap(source: Runs, target: Runs) -> list[tuple[int, int, int]]:
-    """What two local tensors share of a dim: (position in the source, position in the target, length), ascending."""
+    """The common parts of a dim of two tensors: (position in the source, position in the target, length), ascending."""
     shared: list[tuple[int, int, int]] = []
     i = j = at_source = at_target = 0
     while i < len(source) and j < len(target):

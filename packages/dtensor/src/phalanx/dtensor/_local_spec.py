@@ -56,7 +56,7 @@ def spec_of_local(
         )
         known = _specs.get(key)
     except TypeError:
-        mesh_id(mesh)  # which says what is no mesh
+        mesh_id(mesh)  # raises if it is not a mesh
         key, known = (), None
     if known is not None:
         return known
@@ -67,9 +67,9 @@ def spec_of_local(
         part = _layout.local_shape(whole, mesh.shape, placed, coordinate_of(mesh) or ())
         if tuple(part) != tuple(local.shape):
             raise ValueError(
-                f"from_local: of a tensor of shape {whole} with placements {list(placed)} this rank has a part of "
-                f"shape {tuple(part)}, not {tuple(local.shape)}: shards are those of torch.chunk; write SizedShard for "
-                "others"
+                f"from_local: the local tensor has shape {tuple(local.shape)}, and this rank's part of a tensor of "
+                f"shape {whole} with placements {list(placed)} has shape {tuple(part)}: Shard splits as torch.chunk; "
+                "write SizedShard for other sizes"
             )
     if stride is None and inside:
         stride = _layout.global_stride(whole, local.shape, local.stride())
@@ -77,8 +77,8 @@ def spec_of_local(
     if inside and shape is None and spec.local_shape != local.shape:
         # A SizedShard says how much this rank has.
         raise ValueError(
-            f"from_local: with placements {list(placed)} this rank's part has shape {tuple(spec.local_shape)}, and the "
-            f"local tensor {tuple(local.shape)}: give shape=, or sizes that fit"
+            f"from_local: the local tensor has shape {tuple(local.shape)}, and with placements {list(placed)} this "
+            f"rank's part has shape {tuple(spec.local_shape)}: give shape=, or other sizes"
         )
     if key and type(spec) is DTensorSpec:
         if len(_specs) >= _MOST_KEPT:
@@ -182,20 +182,20 @@ def check_alike(
             if theirs.get(what) != first:
                 raise ValueError(
                     f"from_local: run_check: ranks differ in the {what}: the rank at {ranks[0][0]} of the mesh has "
-                    f"{first}, the one at {coordinate} has {theirs.get(what)}: {_ADVICE.get(what, _ALIKE)}"
+                    f"{first}, the one at {coordinate} has {theirs.get(what)}: {_ADVICE.get(what, _SAME)}"
                 )
     for coordinate, _, text in ranks:
         if text:
             raise ValueError(f"from_local: run_check: on the rank at {coordinate} of the mesh: {text}")
 
 
-_ALIKE = "give the same on every rank"
+_SAME = "give the same on every rank"
 _ADVICE = {
-    "shape of the local tensor": "where shards are uneven give shape= of the whole tensor, and SizedShard(dim, sizes) "
-    "where they are not the chunks of torch.chunk; what is replicated or Partial has one shape",
+    "shape of the local tensor": "if shards are uneven, give shape= of the whole tensor, and SizedShard(dim, sizes) if "
+    "they are not the chunks of torch.chunk; replicated and Partial tensors must have one shape",
     "shape of the whole tensor": "give shape=",
     "stride of the whole tensor": "give stride= of the whole tensor, or contiguous() local tensors",
-    "requires_grad": "gradients communicate, so ranks must record the same",
+    "requires_grad": "the backward pass communicates, so all ranks must record gradients, or none",
 }
 
 

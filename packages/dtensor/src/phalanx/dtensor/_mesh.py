@@ -21,12 +21,12 @@ class AbstractMesh:
 
     Args:
         shape: The number of ranks of each mesh dim.
-        coordinate: Where "this rank" is; None if it is not in the mesh. All zeros if it is left out.
+        coordinate: The coordinate of "this rank"; None if it is not in the mesh. By default all zeros.
         mesh_dim_names: A name for each mesh dim.
         device_type: The device type of local tensors.
 
     Raises:
-        ValueError: The coordinate is not in the shape, a mesh dim has no ranks, or the names are of another number.
+        ValueError: The coordinate is not in the shape, a mesh dim has no ranks, or there is not one name for each dim.
     """
 
     __slots__ = ("__weakref__", "_coordinate", "_key", "device_type", "mesh_dim_names", "shape")
@@ -41,14 +41,16 @@ class AbstractMesh:
     ) -> None:
         self.shape = tuple(shape)
         if not all(size > 0 for size in self.shape):
-            raise ValueError(f"AbstractMesh: every mesh dim needs a rank, and the shape is {self.shape}")
+            raise ValueError(f"AbstractMesh: the shape is {self.shape}, and every mesh dim must have a rank or more")
         if coordinate is not None:
             coordinate = tuple(coordinate) or (0,) * len(self.shape)
             inside = len(coordinate) == len(self.shape) and all(
                 0 <= index < size for index, size in zip(coordinate, self.shape, strict=True)
             )
             if not inside:
-                raise ValueError(f"AbstractMesh: a mesh of shape {self.shape} has no coordinate {coordinate}")
+                raise ValueError(
+                    f"AbstractMesh: the coordinate is {coordinate}, which is not in a mesh of shape {self.shape}"
+                )
         self._coordinate = coordinate
         self.mesh_dim_names = None if mesh_dim_names is None else tuple(mesh_dim_names)
         if self.mesh_dim_names is not None and len(self.mesh_dim_names) != len(self.shape):
@@ -64,15 +66,26 @@ class AbstractMesh:
         return len(self.shape)
 
     def size(self, mesh_dim: int | None = None) -> int:
-        """The number of ranks, of the mesh or of a mesh dim."""
+        """The number of ranks of the mesh, or of a mesh dim.
+
+        Args:
+            mesh_dim: The mesh dim; None for the whole mesh.
+        """
         return prod(self.shape) if mesh_dim is None else self.shape[mesh_dim]
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """Where this rank is, or None if it is not in the mesh."""
+        """The coordinate of this rank, or None if it is not in the mesh."""
         return self._coordinate
 
     def at(self, coordinate: Sequence[int] | None) -> "AbstractMesh":
-        """The same mesh, seen from another coordinate."""
+        """The same mesh, seen from another coordinate.
+
+        Args:
+            coordinate: The coordinate of "this rank"; None if it is not in the mesh.
+
+        Raises:
+            ValueError: The coordinate is not in the mesh.
+        """
         return AbstractMesh(self.shape, coordinate, mesh_dim_names=self.mesh_dim_names, device_type=self.device_type)
 
     def __eq__(self, other: object) -> bool:
@@ -151,7 +164,7 @@ def mesh_id(mesh: Mesh) -> int:
     """A number that equal meshes have in common. It stays while one of them lives, and is never used again.
 
     Raises:
-        TypeError: It is no mesh.
+        TypeError: The value is not a mesh.
     """
     known = mesh_ids.get(id(mesh))
     if known is not None:

@@ -1,4 +1,4 @@
-"""What the user may turn on around calls: strict mode and implicit replication. State of the thread."""
+"""Modes that the user may turn on around calls: strict mode and implicit replication. State of the thread."""
 
 import threading
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ class StrictError(RuntimeError):
 def strict(enabled: bool = True) -> Iterator[None]:
     """Within it, an op that would communicate by itself, or has no sharding rule, raises a StrictError. Not collective.
 
-    What the program asks for (redistribute, full_tensor) is not affected.
+    Communication that the program asks for (redistribute, full_tensor) is not affected.
 
     Args:
         enabled: False turns it off within a `with strict():`.

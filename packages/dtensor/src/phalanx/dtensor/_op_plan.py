@@ -1,4 +1,4 @@
-"""What is to be done for one call of an op: worked out once, run for every call of the same kind.
+"""The plan of a call of an op: made once, and run for every call of the same kind.
 
 An OpPlan says which inputs move where, what changes among the arguments, which op runs on the local tensors, and what
 the results are. It knows no rules: `_sharding_prop` makes it, `_dispatch` finds it, and Python (here) and native code
@@ -20,7 +20,7 @@ from phalanx.dtensor._mode import is_strict, strict_error
 from phalanx.dtensor._redistribute import RedistributePlan
 from phalanx.dtensor._rules.local_adjustments import LocalWork, results_of
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import bare, is_recorded
+from phalanx.dtensor._torch_compat import bare, is_recorded, is_torch_dtensor
 
 Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
@@ -53,7 +53,7 @@ class OpPlan:
         several: (list or tuple, the spec of each result or None), if there are several.
         moves: The communication before the op.
         text: The rule, or why there is none: for `explain`.
-        specs: The specs of the results, None where a result is no tensor.
+        specs: The specs of the results, None for a result that is not a tensor.
     """
 
     __slots__ = ("call", "direct", "in_place", "moves", "run", "several", "sizes", "specs", "text")
@@ -162,9 +162,9 @@ def check_writable(op: Any, tensor: Any) -> None:
     """Refuse to write into a view that is a copy: the tensor viewed would not change."""
     if getattr(tensor, "_is_view_of_copy", False) or _lies_elsewhere(tensor):
         raise RuntimeError(
-            f"{op}: it writes into a view that needed communication, or another layout, so that it is a copy, and the "
-            "tensor viewed would not change: redistribute that tensor before the view is taken, or clone() the view to "
-            "write into it"
+            f"{op}: it writes into a view that needed communication, or another layout: such a view is a copy, so the "
+            "original tensor would not change. Redistribute that tensor before the view is taken, or clone() the "
+            "view to write into it"
         )
 
 
@@ -223,7 +223,7 @@ class RulePlan(OpPlan):
 
     def _run(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         given = bound(op, args, kwargs)
-        # What is refused is refused on every rank, whatever it has of the tensors.
+        # Every rank refuses the call, whatever its local tensors are.
         if self.moves and is_strict():
             raise strict_error(op, self)
         for index in self.written:
@@ -261,7 +261,7 @@ class RulePlan(OpPlan):
                 check_bounds(op, index if one.place is None else index[one.place], one)
 
     def _moved(self, local: torch.Tensor, plan: RedistributePlan) -> torch.Tensor:
-        # What a view is taken of may be written into.
+        # The tensor of which a view is taken may be written into.
         if self.is_view_of_copy or not is_recorded():
             return plan.run(local)
         source, target = plan.source, plan.target
@@ -269,7 +269,7 @@ class RulePlan(OpPlan):
         return moved_once(local, key, lambda: plan.run(local))
 
     def _outside(self, given: list[Any], spec: DTensorSpec) -> torch.Tensor:
-        """What a rank outside the mesh has of a result: nothing; of a view, nothing of the memory of what is viewed."""
+        """The result on a rank outside the mesh: an empty tensor; for a view, an empty view of the same memory."""
         viewed = local_of(given[0])
         if self.is_view and not self.moves and isinstance(viewed, torch.Tensor):
             return viewed.view(spec.dtype)
@@ -302,3 +302,19 @@ def _flat(values: Sequence[Any]) -> list[Any]:
     for value in values:
         found += value if isinstance(value, list) else [value]
     return found
+
+
+def mixed(op: Any, tensor: object, advice: str) -> RuntimeError:
+    """The error of an op that gets DTensors and a tensor that is not one.
+
+    Args:
+        op: The op, or its name.
+        tensor: The tensor that is not a DTensor of this package.
+        advice: What to do if it is a plain tensor.
+    """
+    if is_torch_dtensor(tensor):
+        return RuntimeError(
+            f"{op}: a torch DTensor and a phalanx DTensor cannot be mixed in one op; convert one of them with "
+            "phalanx.dtensor.from_torch(tensor) or phalanx.dtensor.to_torch(tensor)"
+        )
+    return RuntimeError(f"{op}: got mixed distributed and non-distributed tensors: {advice}")

@@ -2,7 +2,7 @@
 
 The order in which a call is looked at:
 
-1. handlers: ops that are no function of values alone (random, item, equal), lists (foreach, fused optimizers);
+1. handlers: ops that do not depend on values alone (random, item, equal), lists (foreach, fused optimizers);
 2. a rule, and the cheapest of its strategies; an algorithm of our own where that costs less than to bring the inputs
    together;
 3. a decomposition into ops that have rules;
@@ -18,7 +18,7 @@ from phalanx.dtensor import _custom_handlers, _fallback, _mode, _tensor_meta
 from phalanx.dtensor._dtensor_spec import DTensorSpec, TensorMeta
 from phalanx.dtensor._index_bounds import bounds_of
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
-from phalanx.dtensor._op_plan import VIEW, Move, OpPlan, RulePlan, bound, is_list, viewed, written_arguments
+from phalanx.dtensor._op_plan import VIEW, Move, OpPlan, RulePlan, bound, is_list, mixed, viewed, written_arguments
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._rules import tables as _tables  # noqa: F401  (fills the registry)
 from phalanx.dtensor._rules.constraints import Aligned, AllOne, EachHas, Even
@@ -26,7 +26,7 @@ from phalanx.dtensor._rules.cost import Choice, choose, default_model
 from phalanx.dtensor._rules.local_adjustments import LocalWork, local_work
 from phalanx.dtensor._rules.registry import ArgMeta, Match, find
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import bare, in_decomposition
+from phalanx.dtensor._torch_compat import bare, in_decomposition, is_torch_dtensor
 from phalanx.dtensor.placement_types import (
     AnyPlacement,
     Placement,
@@ -94,23 +94,26 @@ def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
                 mesh = own
             elif own is not mesh and mesh_id(own) != mesh_id(mesh):
                 raise RuntimeError(
-                    f"{op}: its arguments are on two meshes, {describe(mesh)} and {describe(own)}: bring one to the "
-                    "other's with redistribute(mesh, placements)"
+                    f"{op}: its arguments are on two meshes, {describe(mesh)} and {describe(own)}: move one to the "
+                    "other mesh with redistribute(mesh, placements)"
                 )
     assert mesh is not None
     return mesh
 
 
 def spec_of(op: Any, tensor: torch.Tensor, mesh: Mesh) -> DTensorSpec:
-    """What an argument is: a plain tensor of one element counts as replicated, as in torch; no other may be there."""
+    """The spec of an argument. A plain tensor of one element counts as replicated, as in torch; others are refused."""
     if isinstance(tensor, DTensor):
         return tensor._spec
-    # What torch makes of shapes while it takes an op apart is the same on all ranks.
-    if tensor.numel() != 1 and not _mode.replicates() and not in_decomposition():
-        raise RuntimeError(
-            f"{op}: got mixed distributed and non-distributed tensors (mixed torch.Tensor and DTensor): the plain one "
-            f"has shape {tuple(tensor.shape)}; write distribute_tensor(tensor, mesh, placements), or "
-            "DTensor.from_local(tensor, mesh) if every rank has the same, or run it under implicit_replication()"
+    # Tensors that torch makes from shapes while it decomposes an op are the same on all ranks.
+    accepted = tensor.numel() == 1 or _mode.replicates() or in_decomposition()
+    if not accepted or is_torch_dtensor(tensor):
+        raise mixed(
+            op,
+            tensor,
+            f"mixed torch.Tensor and DTensor; the plain tensor has shape {tuple(tensor.shape)}. Write "
+            "distribute_tensor(tensor, mesh, placements), or DTensor.from_local(tensor, mesh) if every rank has the "
+            "same values, or call it under implicit_replication()",
         )
     return DTensorSpec(mesh, (_WHOLE,) * mesh.ndim, tensor.shape, tensor.stride(), tensor.dtype)
 

@@ -22,23 +22,23 @@ _functions: Any = None  # the module that implements from_local, to_local, redis
 
 
 class DTensor(torch.Tensor):
-    """A tensor that is spread over a mesh of ranks: each holds a local tensor, and all know how they fit together.
+    """A tensor that is sharded or replicated over a mesh of ranks. Each rank holds a local tensor.
 
-    `DTensor.from_local`, `distribute_tensor` and the factories make one. The constructor is for those who know what the
-    ranks have: it checks nothing among them and is not differentiable. Not collective.
+    `DTensor.from_local`, `distribute_tensor` and the factories make one. The constructor is for code that knows the
+    local tensors of all ranks: it does not compare them and is not differentiable. Not collective.
 
     Args:
-        local_tensor: What this rank has of it; any shape that its placements allow.
-        spec: What the tensor is; or its mesh, and then `placements` are needed, and `shape` where shards are uneven.
+        local_tensor: The local tensor of this rank, of any shape that the placements allow.
+        spec: The spec of the tensor; or its mesh, and then `placements` are needed, and `shape` if shards are uneven.
         placements: One for each mesh dim.
-        shape: The shape of the whole tensor; by default as if all ranks had a local tensor of this one's shape.
-        dtype: The dtype, which is that of the local tensor.
+        shape: The shape of the whole tensor; by default as if all ranks had a local tensor of this shape.
+        dtype: The dtype, which must be that of the local tensor.
         requires_grad: Whether to record gradients for it; by default as the local tensor does, with a warning if they
             differ.
         stride: The stride of the whole tensor.
 
     Raises:
-        TypeError: Something is of the wrong type.
+        TypeError: An argument has the wrong type.
         ValueError: The dtype is not that of the local tensor, or the spec does not fit (see `DTensorSpec`).
     """
 
@@ -66,7 +66,7 @@ class DTensor(torch.Tensor):
             )
         if not isinstance(spec, DTensorSpec):
             if placements is None:
-                raise TypeError("DTensor: with a mesh placements are needed: write DTensor(local, mesh, [Shard(0)])")
+                raise TypeError("DTensor: a mesh was given without placements: write DTensor(local, mesh, [Shard(0)])")
             spec = _local_spec.spec_of_local(local_tensor, spec, placements, shape, stride)
         if local_tensor.dtype != spec.dtype or (dtype is not None and dtype != spec.dtype):
             raise ValueError(
@@ -97,12 +97,12 @@ class DTensor(torch.Tensor):
 
     @property
     def device_mesh(self) -> DeviceMesh:
-        """The mesh over which it is spread. Read only."""
+        """The mesh over which the tensor is sharded or replicated. Read only."""
         return self._spec.mesh  # type: ignore[return-value]
 
     @property
     def placements(self) -> tuple[AnyPlacement, ...]:
-        """What each mesh dim does with it. Read only."""
+        """The placement for each mesh dim. Read only."""
         return self._spec.placements
 
     @property
@@ -121,7 +121,7 @@ class DTensor(torch.Tensor):
         self._spec, self._local_tensor = value._spec, value._local_tensor
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        """What this rank knows of it, without communication."""
+        """The local tensor of this rank and the spec, without communication."""
         grad = f", grad_fn=<{type(self.grad_fn).__name__}>" if self.grad_fn is not None else ""
         grad = grad or (", requires_grad=True" if self.requires_grad else "")
         return (
@@ -176,28 +176,32 @@ class DTensor(torch.Tensor):
         stride: Sequence[int] | None = None,
         grad_placements: Sequence[Placement] | None = None,
     ) -> "DTensor":
-        """The tensor of which each rank has a part. Differentiable; collective only with `run_check`.
+        """A DTensor of the local tensors of the ranks. Differentiable; collective only with `run_check`.
 
-        The gradient comes back in the placements given here (a Partial one as Replicate: the gradient of each term is
-        that of the sum), and as a plain tensor.
+        The gradient of the local tensor is a plain tensor in these placements (with Replicate for Partial: the gradient
+        of each term is that of the sum).
 
         Args:
-            local_tensor: What this rank has of it, a plain tensor; the DTensor shares its memory. On a rank outside the
-                mesh it counts as empty.
-            device_mesh: The mesh; by default the one of the `with mesh:` around.
+            local_tensor: The local tensor of this rank, a plain tensor; the DTensor shares its memory. On a rank
+                outside the mesh it counts as empty.
+            device_mesh: The mesh; by default that of the enclosing `with mesh:`.
             placements: One for each mesh dim; Replicate by default.
-            run_check: Compare shapes and dtypes among the ranks, and give what is replicated the values of the first
-                rank of its mesh dim. Communicates.
-            shape: The shape of the whole tensor. Needed where shards are uneven: by default it is taken as if all
-                ranks had a local tensor of this one's shape.
-            stride: Its stride; contiguous by default, or as the local tensor lies. Ranks must agree on the order of
-                dims: where one has 0 or 1 elements along a dim and the others lie transposed, give it.
-            grad_placements: Placements of the gradient instead.
+            run_check: Whether to compare shapes and dtypes among the ranks, and to give replicated tensors the values
+                of the first rank of the mesh dim. This communicates.
+            shape: The shape of the whole tensor. It is needed if shards are uneven: by default it is computed as if all
+                ranks had a local tensor of this shape.
+            stride: The stride of the whole tensor; by default contiguous, or with the order of dims of the local
+                tensor. The ranks must agree on that order: if a rank has 0 or 1 elements along a dim and the tensors of
+                the others are transposed, give the stride.
+            grad_placements: The placements of the gradient, if they differ.
+
+        Returns:
+            The DTensor.
 
         Raises:
-            TypeError: The local tensor is none, or is a DTensor.
-            ValueError: The local tensor has not the shape of this rank's part of `shape`; placements are not one for
-                each mesh dim; with `run_check`, shapes or dtypes of ranks do not fit together.
+            TypeError: The local tensor is not a plain tensor.
+            ValueError: The local tensor does not have the shape of this rank's part of `shape`; there is not one
+                placement for each mesh dim; or with `run_check`, shapes or dtypes of ranks do not fit together.
             RuntimeError: There is no mesh.
 
         Source: torch.distributed.tensor.DTensor.from_local.
@@ -208,14 +212,17 @@ class DTensor(torch.Tensor):
         return made
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
-        """What this rank has of it, with the same memory. Differentiable. Not collective.
+        """The local tensor of this rank, with the same memory. Differentiable. Not collective.
 
         Args:
-            grad_placements: What the gradients of the ranks are together; by default, the placements of this tensor
-                (Replicate for a Partial: every rank is to give the same gradient).
+            grad_placements: The placements of the gradients that the ranks give for their local tensors; by default
+                those of this tensor, with Replicate for Partial: then every rank must give the same gradient.
 
         Returns:
-            The local tensor; empty on a rank outside the mesh. If it is still on its way, its first use waits.
+            The local tensor; empty on a rank outside the mesh. If a collective still writes it, its first use waits.
+
+        Raises:
+            ValueError: With `grad_placements` a gradient would have another shape than the local tensor.
 
         Source: torch.distributed.tensor.DTensor.to_local.
         """
@@ -226,7 +233,15 @@ class DTensor(torch.Tensor):
         """The whole tensor, on every rank of the mesh. Differentiable. Collective over the mesh.
 
         Args:
-            grad_placements: What the gradients of the ranks are together; by default each has the whole gradient.
+            grad_placements: The placements of the gradients that the ranks give; by default Replicate: each rank gives
+                the whole gradient.
+
+        Returns:
+            A plain tensor; on a rank outside the mesh it is empty.
+
+        Raises:
+            ValueError: With `grad_placements` a gradient would have another shape.
+            PhalanxError: A rank failed, or did not call it in time.
 
         Source: torch.distributed.tensor.DTensor.full_tensor.
         """
@@ -244,18 +259,21 @@ class DTensor(torch.Tensor):
     ) -> "DTensor":
         """The same tensor in other placements, or on another mesh. Differentiable, out of place. Collective.
 
-        The gradient comes back in the placements of this tensor (a Partial one as Replicate).
+        The gradient has the placements of this tensor, with Replicate for Partial.
 
         Args:
-            device_mesh: The mesh to bring it to; its own by default.
-            placements: One for each mesh dim; no Partial that it has not already.
-            async_op: Return before the communication is done: the first use of the result waits.
-            forward_dtype: Convert to this dtype first.
-            backward_dtype: Convert the gradient to this dtype before it is redistributed.
+            device_mesh: The mesh of the result; by default that of this tensor.
+            placements: One for each mesh dim; a Partial only if this tensor has the same for that mesh dim.
+            async_op: Whether to return before the communication is complete: the first use of the result waits.
+            forward_dtype: A dtype to convert to before the communication.
+            backward_dtype: A dtype to convert the gradient to before it is redistributed.
+
+        Returns:
+            The redistributed DTensor.
 
         Raises:
-            RuntimeError: Placements are missing, or one is a Partial that the tensor has not.
-            ValueError: Placements are not one for each mesh dim.
+            RuntimeError: Placements are missing, or one is a Partial that the tensor does not have.
+            ValueError: There is not one placement for each mesh dim.
 
         Source: torch.distributed.tensor.DTensor.redistribute.
         """
@@ -267,7 +285,7 @@ def _refused(name: str, instead: str) -> Callable[..., NoReturn]:
     """A method that torch would run on memory, of which a DTensor has none: the process would crash."""
 
     def refuse(self: DTensor, *args: Any, **kwargs: Any) -> NoReturn:
-        raise RuntimeError(f"{name}: a DTensor has no memory of its own, but the local tensors of its ranks: {instead}")
+        raise RuntimeError(f"{name}: a DTensor has no memory of its own, only local tensors on its ranks: {instead}")
 
     refuse.__name__ = name
     refuse.__doc__ = "Refused: the memory is that of the local tensors.\n\nRaises:\n    RuntimeError: Always."

@@ -17,7 +17,7 @@ Form = tuple[Any, tuple[int | None, ...]] | None
 
 
 def results(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tuple[list[TensorMeta], Form] | None:
-    """What comes out of a call for whole tensors.
+    """The results of a call for whole tensors.
 
     Args:
         op: An OpOverload.
@@ -40,14 +40,14 @@ def results(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tup
     return found
 
 
-# Pointwise ops whose tensors all lie alike give one that lies so, too; its dtype does not depend on the sizes. To ask
-# torch takes longer than all else in planning: many of its kernels for meta tensors are in Python.
+# The result of a pointwise op whose tensors have the same strides has these strides, too; its dtype does not depend on
+# the sizes. Asking torch takes longer than the rest of planning: many of its kernels for meta tensors are in Python.
 _dtypes: dict[tuple[Any, ...], torch.dtype] = {}
 _NUMBERS = (int, float, bool, complex)
 
 
 def _kind(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tuple[Any, ...] | None:
-    """What the dtype of the result depends on; None: it is no such call."""
+    """The key on which the dtype of the result depends, or None for other calls."""
     if not _is_pointwise(op) or type(specs[0]) is not DTensorSpec or not specs[0].ndim:
         return None
     shape, stride, _ = specs[0].tensor_meta
@@ -73,7 +73,7 @@ def _is_pointwise(op: Any) -> bool:
     return torch.Tag.pointwise in op.tags
 
 
-# What they return depends on the device, and "meta" is another one than a CPU.
+# Their results depend on the device, and "meta" is not a CPU.
 _BY_DEVICE = frozenset(("aten.native_batch_norm.default",))
 
 

@@ -70,7 +70,7 @@ class _Finder:
 # ---- placements ------------------------------------------------------------------------------------------------------
 
 _PLACEMENTS = "torch.distributed.tensor.placement_types"
-# What torch's placements derive from; 2.11 has them in Python alone.
+# The base classes of torch's placements; 2.11 has them in Python only.
 _native: Any = getattr(torch._C, "_distributed", None)
 Placement: Any = getattr(_native, "Placement", None) or importlib.import_module(_PLACEMENTS).Placement
 
@@ -160,7 +160,7 @@ make_wrapper: Callable[[Any, torch.Tensor, Any, bool], Any] = _make_wrapper if _
 
 
 def bare(op: Any) -> Callable[..., Any]:
-    """What an OpOverload calls: the same without a frame of Python. Read in 2.11 to 2.13."""
+    """The function that an OpOverload calls: the same without a frame of Python. Read in 2.11 to 2.13."""
     found: Callable[..., Any] = op._op
     return found
 
@@ -214,7 +214,7 @@ def real_object(value: Any) -> Any:
 
 
 def decomposition(op: Any) -> Callable[..., Any] | None:
-    """What an op is made of, as a function of the same arguments, or None. Read in 2.11 to 2.13."""
+    """The decomposition of an op, as a function of the same arguments, or None. Read in 2.11 to 2.13."""
     if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
         composite: Callable[..., Any] = op.decompose
         return composite
@@ -374,7 +374,7 @@ def _surely(truth: Any) -> bool:
 
 
 def mesh_key(mesh: DeviceMesh) -> Hashable:
-    """What torch compares when it compares meshes, without the mesh.
+    """The key by which torch compares meshes, without the mesh.
 
     2.13 has a method for it. Earlier versions are asked for what they show: ranks, shape, names and device type; and
     the thread, which stands for the rank under the threaded backend. Read in 2.13.
@@ -459,7 +459,7 @@ def add_gradient(name: str, backward: Callable[..., Any], save: Callable[..., An
 
 
 def graph_tracer() -> Any:
-    """What records ops in a graph now, or None: it stands for the graph. Read in 2.11 to 2.13."""
+    """The object that records ops in a graph now, or None: it identifies the graph. Read in 2.11 to 2.13."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY)
     return None if mode is None else mode.tracer
 
@@ -637,14 +637,20 @@ def torch_dtensor() -> Any:
     return DTensor
 
 
+def is_torch_dtensor(value: object) -> bool:
+    """Whether a value is a DTensor of torch. It does not import the class."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(value, module.DTensor)
+
+
 # ---- activation checkpoints ------------------------------------------------------------------------------------------
 
 
 def enclosing_checkpoints() -> list[tuple[Any, str]]:
-    """What computes activation checkpoints again in which the caller runs: (object, name of its attribute with the
-    function that does it), the innermost first.
+    """The functions that compute again the activation checkpoints in which the caller runs, the innermost first.
 
-    torch keeps the function in an object of its own for each checkpoint, and tells nobody of it: it is found in the
+    Each is (object, name of the attribute of the object that holds the function). Torch keeps the function in an object
+    for each checkpoint, which no public function returns: it is found in the
     frames that run now, and, for a checkpoint that hooks of a module have begun, behind the hooks of saved tensors.
     Read in 2.13.
     """

@@ -34,9 +34,9 @@ class Record:
             follow with a larger depth), "replicated" (every rank works on the whole), "handled" (an algorithm or
             handler of its own), or "program": redistribute, full_tensor and the like.
         text: The rule, or what is done instead.
-        depth: How many ops it is part of.
-        inputs: What the DTensors among its arguments are.
-        outputs: What its results are.
+        depth: The number of ops that it is part of.
+        inputs: Descriptions of the DTensors among its arguments.
+        outputs: Descriptions of its results.
         steps: (argument, step of redistribution) that are needed before it, in order. Argument 3[0] is the first of a
             list.
         collectives: (name, bytes of its input on this rank) of all that it issued, as seen on this rank.
@@ -75,11 +75,11 @@ class Record:
 
 @dataclass
 class Report:
-    """What `explain` has seen; `print` shows it.
+    """The result of `explain`; print it to read it.
 
     Attributes:
         records: The ops in the order in which they began.
-        result: What the function returned.
+        result: The result of the function.
     """
 
     records: list[Record]
@@ -87,7 +87,7 @@ class Report:
 
     @property
     def collectives(self) -> dict[str, int]:
-        """By name, how often this rank issued it."""
+        """The number of times that this rank issued each collective, by name."""
         found: dict[str, int] = {}
         for record in self.records:
             for name, _ in record.collectives:
@@ -113,17 +113,17 @@ class Report:
 
 
 def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
-    """Run a function, and tell what every op on DTensors does: rule, placements, communication. Collective as fn is.
+    """Run a function, and report what each op on DTensors does: rule, placements, communication. Collective if fn is.
 
     Args:
         fn: Any function; a backward pass in it is seen as well.
         args, kwargs: Its arguments.
 
     Returns:
-        The report, with what fn returned.
+        The report, with the result of fn.
 
     Raises:
-        Exception: Whatever fn raises.
+        Exception: Any exception of fn.
 
     Example:
         >>> x = ones(4, 2, device_mesh=mesh, placements=[Shard(0)])

@@ -1,8 +1,8 @@
-"""Placements: what one mesh dim does with a tensor. Pure data: nothing here looks at a mesh, a size or a tensor.
+"""Placements: how a tensor is placed on one mesh dim. Pure data, which knows no mesh, size or tensor.
 
-    Shard(0)                      # dim 0 in chunks, as torch.chunk cuts it; the last ones may be short or empty
+    Shard(0)                      # dim 0 in the chunks of torch.chunk; the last ones may be short or empty
     SizedShard(0, (3, 5))         # dim 0 in pieces of sizes that the user chose
-    StridedShard(0, 2)            # dim 0 cut in 2 first, and each of these over the mesh dim
+    StridedShard(0, 2)            # dim 0 split in 2 first, and each of these over the mesh dim
     Replicate()                   # the same on every rank
     Partial("sum")                # each rank has a term; the value is their sum
 
@@ -11,11 +11,11 @@ derive from torch's placements: torch's APIs take them, Dynamo holds them as con
 (`Shard(0) == torch.distributed.tensor.Shard(0)`, with the same hash). SizedShard has no counterpart in torch, and
 derives only from the common base, so that torch cannot take it for equal chunks.
 
-torch's module is not imported here, since it brings sympy. While nobody has imported it, the bases are stand-ins.
+This module does not import torch's, because that imports sympy. Until other code imports it, the bases are stand-ins.
 
 Each has:
 
-- `is_shard(dim=None)`: a rank has one slice of a dim: Shard and SizedShard (a StridedShard is none, as in torch);
+- `is_shard(dim=None)`: a rank has one slice of a dim: Shard and SizedShard (but not StridedShard, as in torch);
 - `is_replicate()`;
 - `is_partial(reduce_op=None)`.
 
@@ -120,9 +120,9 @@ class Shard(_Shard):
 
 @final
 class SizedShard(Placement):
-    """A dim of the tensor is cut into pieces of given sizes over the mesh dim.
+    """A dim of the tensor is split into pieces of given sizes over the mesh dim.
 
-    Where several placements split one dim, the sizes are those of the piece that the earlier mesh dims leave; they must
+    If several placements split one dim, the sizes are those of the piece that the earlier mesh dims leave; they must
     add up to it on every rank.
 
     Args:
@@ -182,10 +182,10 @@ class SizedShard(Placement):
 
 @final
 class StridedShard(_Strided):  # type: ignore[misc]  # a private class of torch has no type here
-    """A dim of the tensor is cut into `split_factor` chunks, and each of these into chunks over the mesh dim.
+    """A dim of the tensor is split into `split_factor` chunks, and each of these into chunks over the mesh dim.
 
-    A rank has its chunk of each of the first, one after the other. So `[StridedShard(0, n), Shard(0)]` is a dim that
-    the second mesh dim, of n ranks, shards before the first does (FSDP over tensor parallelism).
+    A rank has its chunk of each of the first chunks, one after the other. So `[StridedShard(0, n), Shard(0)]` is a dim
+    that the second mesh dim, of n ranks, shards before the first does (FSDP over tensor parallelism).
 
     Args:
         dim: The dim of the tensor, as for Shard.
@@ -304,7 +304,7 @@ class Partial(_Partial):
         made = cls._made.get(reduce_op)
         if made is None:
             if reduce_op not in REDUCE_OPS:
-                raise ValueError(f"Partial: there is no reduction {reduce_op!r}: write one of {', '.join(REDUCE_OPS)}")
+                raise ValueError(f"Partial: unknown reduce op {reduce_op!r}; expected one of {', '.join(REDUCE_OPS)}")
             made = super().__new__(cls)
             super().__init__(made, reduce_op)
             _set(made, "reduce_op", reduce_op)
@@ -345,10 +345,14 @@ _OURS: Final = frozenset((*_SHARDS, Replicate, Partial))
 
 
 def as_placement(placement: object) -> AnyPlacement:
-    """The placement of this package that a placement of this package or of torch stands for.
+    """The placement of this package that is equal to a placement of this package or of torch. Not collective.
+
+    Args:
+        placement: A placement.
 
     Raises:
-        RuntimeError: It is neither (an internal Partial of torch, for one, whose mask only torch knows).
+        RuntimeError: The value is neither, or it is a placement that only torch knows, such as its internal Partial
+            with a mask.
 
     Example:
         >>> as_placement(torch.distributed.tensor.Shard(0))
@@ -372,11 +376,14 @@ def as_placement(placement: object) -> AnyPlacement:
 
 
 def as_torch_placement(placement: object) -> Placement:
-    """The placement of torch that is equal to a placement of this package (or of torch: itself).
+    """The placement of torch that is equal to a placement of this package or of torch. Not collective.
+
+    Args:
+        placement: A placement.
 
     Raises:
-        ValueError: torch has none: a SizedShard.
-        RuntimeError: It is no placement.
+        ValueError: The placement is a SizedShard, which torch does not have.
+        RuntimeError: The value is not a placement.
 
     Example:
         >>> type(as_torch_placement(Shard(0))) is torch.distributed.tensor.Shard
@@ -384,7 +391,9 @@ def as_torch_placement(placement: object) -> Placement:
     """
     ours = as_placement(placement)
     if isinstance(ours, SizedShard):
-        raise ValueError(f"torch has no placement like {ours!r}: redistribute to Shard({ours.dim}) first")
+        raise ValueError(
+            f"as_torch_placement: torch has no placement like {ours!r}: redistribute to Shard({ours.dim}) first"
+        )
     theirs = _torch_compat.torch_placement(type(ours).__name__)
     made: Placement
     if isinstance(ours, Shard):

@@ -181,7 +181,7 @@ def collectives(graph: Graph) -> Iterator[Collective]:
 
 # ---- aliases ---------------------------------------------------------------------------------------------------------
 
-_VIEWS = {"_unsafe_view", "reshape"}  # beside those whose schemas say so
+_VIEWS = {"_unsafe_view", "reshape"}  # besides the ops whose schemas say so
 
 # Ops whose result may lie in the memory of their first argument in Inductor, though their schemas do not say so: ops
 # that change nothing, and ops that Inductor runs in place if no other node reads the argument.

@@ -19,7 +19,7 @@ from phalanx.inductor_plugin._fx_builder import FxBuilder
 from phalanx.inductor_plugin._graph import collectives, split_waits
 from phalanx.inductor_plugin._lowering import Lowering
 from phalanx.inductor_plugin.config import Config
-from phalanx.inductor_plugin.report import Report, add, check_strict
+from phalanx.inductor_plugin.report import Report, StrictError, add, check_strict
 
 Ask = Callable[[str, torch.device | None], GroupFacts]  # by the name of a group, and a GPU where that matters
 
@@ -96,7 +96,13 @@ class GraphPass(_torch_compat.CustomGraphPass):
         return repr((_sources(), self.config.key(), known, others))
 
     def prepare_groups(self, module: GraphModule) -> None:
-        """Initialize the groups that a graph names, before the key of a cache is computed. Collective if any."""
+        """Initialize the groups that a graph names, before the key of a cache is computed.
+
+        Collective if the graph names a group that is not initialized.
+
+        Args:
+            module: The graph.
+        """
         for part in module.modules():
             for node in part.graph.nodes if isinstance(part, GraphModule) else ():
                 for name in _torch_compat.groups_named(node):
@@ -122,7 +128,10 @@ class GraphPass(_torch_compat.CustomGraphPass):
         graph.lint()
         add(Report(name, tuple(lowering.collectives), lowering.arena_bytes))
         if self.config.strict:
-            check_strict(name, lowering.collectives, self.config.zero_copy_bytes)
+            try:
+                check_strict(name, lowering.collectives, self.config.zero_copy_bytes)
+            except StrictError as error:
+                raise _torch_compat.unwrapped(error) from None
 
     def _prepare(self, nodes: Graph) -> None:
         """As `prepare_groups`, for graphs that it was not called with. All ranks do so in the order of the graph."""

@@ -19,8 +19,8 @@ try:
     from torch._inductor.custom_graph_pass import CustomGraphPass as CustomGraphPass
 except ImportError as error:  # pragma: no cover
     raise ImportError(
-        f"phalanx.inductor_plugin relies on a part of torch that {torch.__version__} does not have: {error}. It was "
-        "written for torch 2.11 to 2.15."
+        f"phalanx.inductor_plugin needs a private part of torch that torch {torch.__version__} does not have: {error}. "
+        "Install a torch from 2.11 to 2.15."
     ) from error
 
 OpOverload = torch._ops.OpOverload  # read in 2.11 to 2.15
@@ -75,8 +75,23 @@ def mode_options(mode: str) -> dict[str, Any]:
     if mode == "default":
         return {}
     if mode not in known:
-        raise RuntimeError(f"there is no mode '{mode}'; modes are {', '.join(known)}")
+        raise RuntimeError(f"backend 'phalanx': unknown mode '{mode}'; expected default, {', '.join(known)}")
     return dict(known[mode])
+
+
+def unwrapped(error: Exception) -> Exception:
+    """The same error in a class that Dynamo raises as it is, instead of within a BackendCompilerFailed.
+
+    Read in 2.13. A torch without the class wraps the error.
+    """
+    try:
+        from torch._dynamo.exc import ShortenTraceback
+    except ImportError:  # pragma: no cover
+        return error
+    kind = type(error)
+    made = type(kind.__name__, (ShortenTraceback, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    raised: Exception = made(str(error), first_useful_frame=None)
+    return raised
 
 
 def with_effects() -> Any:
@@ -109,7 +124,9 @@ def check_options(options: Mapping[str, Any]) -> None:
     known = inductor_config.get_config_copy()
     for name in options:
         if name.replace("-", "_") not in known:
-            raise RuntimeError(f"Inductor has no option '{name}'; the plug-in's own begin with 'phalanx.'")
+            raise RuntimeError(
+                f"backend 'phalanx': Inductor has no option '{name}'; the options of the plug-in begin with 'phalanx.'"
+            )
 
 
 def present_pass() -> Any:

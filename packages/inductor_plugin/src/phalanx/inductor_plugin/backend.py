@@ -14,7 +14,7 @@ def options(**ours: Any) -> dict[str, Any]:
     """Options that add the pass to stock Inductor: `torch.compile(model, options=phalanx.inductor_plugin.options())`.
 
     Args:
-        given: Options of the plug-in by their names in `Config` (`strict=True`).
+        ours: Options of the plug-in by their names in `Config` (`strict=True`).
 
     Returns:
         Options for `torch.compile(backend="inductor")`. They affect only what is compiled with them.
@@ -65,10 +65,13 @@ def phalanx(
         >>> total(torch.ones(2))
         tensor([2., 2.])
     """
-    config, theirs = split_options(options or {})
-    _torch_compat.check_options(theirs)
-    if mode is not None:
-        theirs = {**_torch_compat.mode_options(mode), **theirs}
+    try:
+        config, theirs = split_options(options or {})
+        _torch_compat.check_options(theirs)
+        if mode is not None:
+            theirs = {**_torch_compat.mode_options(mode), **theirs}
+    except (ValueError, RuntimeError) as error:
+        raise _torch_compat.unwrapped(error) from None
     others = theirs.pop(_torch_compat.PASS_OPTION, _torch_compat.present_pass())
     graph_pass = GraphPass(config, others=others)
     graph_pass.prepare_groups(module)  # groups are part of the key of AOTAutograd's cache, ...

@@ -45,13 +45,13 @@ _NAMES = {field.name: field.type for field in fields(Config)}
 
 def _parse(name: str, text: str) -> Any:
     if name not in _NAMES:
-        raise ValueError(f"{_ENVIRONMENT}: there is no option '{name}'; options are {', '.join(_NAMES)}")
+        raise ValueError(f"{_ENVIRONMENT}: unknown option '{name}'; expected one of {', '.join(_NAMES)}")
     if isinstance(getattr(Config, name), bool):
         if text.lower() not in ("0", "1", "true", "false"):
-            raise ValueError(f"{_ENVIRONMENT}: {name} must be 0, 1, true or false, but is '{text}'")
+            raise ValueError(f"{_ENVIRONMENT}: {name} is '{text}'; it must be 0, 1, true or false")
         return text.lower() in ("1", "true")
     if not text.isdecimal():
-        raise ValueError(f"{_ENVIRONMENT}: {name} must be a number that is not negative, but is '{text}'")
+        raise ValueError(f"{_ENVIRONMENT}: {name} is '{text}'; it must be an integer that is not negative")
     return int(text)
 
 
@@ -72,13 +72,16 @@ def from_environment() -> Config:
     for part in os.environ.get(_ENVIRONMENT, "").split():
         name, separator, text = part.partition("=")
         if not separator:
-            raise ValueError(f"{_ENVIRONMENT}: '{part}' must be name=value")
+            raise ValueError(f"{_ENVIRONMENT}: '{part}' has no value; write name=value, as in {part}=1")
         changes[name] = _parse(name, text)
     return replace(Config(), **changes)
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
     """Separate the options of the plug-in ("phalanx.strict") from those of Inductor (all others).
+
+    Args:
+        options: As for torch.compile.
 
     Returns:
         The configuration, and the options of Inductor.
@@ -100,12 +103,14 @@ def split_options(options: Mapping[str, Any]) -> tuple[Config, dict[str, Any]]:
         name = key.removeprefix(_PREFIX)
         if name not in _NAMES:
             raise ValueError(
-                f"there is no option '{key}'; options are {', '.join(_PREFIX + known for known in _NAMES)}"
+                f"backend 'phalanx': unknown option '{key}'; expected one of "
+                f"{', '.join(_PREFIX + known for known in _NAMES)}"
             )
         wanted = bool if isinstance(getattr(Config, name), bool) else int
         if type(value) is not wanted or (wanted is int and value < 0):
             raise ValueError(
-                f"option '{key}' must be {'True or False' if wanted is bool else 'an int >= 0'}: {value!r}"
+                f"backend 'phalanx': option '{key}' is {value!r}; it must be "
+                f"{'True or False' if wanted is bool else 'an int of 0 or more'}"
             )
         ours[name] = value
     return replace(from_environment(), **ours), theirs

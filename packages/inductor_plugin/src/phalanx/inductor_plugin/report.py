@@ -15,9 +15,9 @@ class CollectiveReport:
     Attributes:
         call: The op, its dtype and shape.
         group: The name of its group.
-        route: How it is executed.
+        route: The route by which it is executed.
         reason: The reason for which it has no better route: a code of `REASONS`, or "".
-        nbytes: Size of its inputs; None where it depends on the data.
+        nbytes: The size of its inputs; None if it depends on the data.
         copied_before: Bytes that torch's functional op would copy in addition to the transfer: it clones the input.
         copied_after: Bytes that are copied so in the lowered graph.
     """
@@ -40,7 +40,7 @@ class Report:
     """One graph.
 
     Attributes:
-        graph: Dynamo's number of the compilation, and forward, backward or inference where it is known.
+        graph: Dynamo's number of the compilation, and forward, backward or inference if it is known.
         collectives: The collectives of the graph, in order.
         arena_bytes: Symmetric memory that the graph uses, by group.
     """
@@ -78,7 +78,11 @@ _reports: list[Report] = []
 
 
 def add(report: Report) -> None:
-    """Append a report to those of this process."""
+    """Append a report to those of this process.
+
+    Args:
+        report: The report of one graph.
+    """
     with _lock:
         _reports.append(report)
 
@@ -92,7 +96,7 @@ def reports() -> list[Report]:
         >>> torch.compile(lambda x: pc.all_reduce(x, "sum", group), backend="phalanx")(torch.ones(2))
         tensor([2., 2.])
         >>> print(reports()[-1].collectives[0])
-        all_reduce(sum) float32[2] on '0': slots (small: smaller than zero_copy_bytes, ...)
+        all_reduce(sum) float32[2] on '0': slots (small: below zero_copy_bytes, ...)
     """
     with _lock:
         return list(_reports)
@@ -113,13 +117,21 @@ def clear_reports() -> None:
 def check_strict(graph: str, collectives: Sequence[CollectiveReport], zero_copy_bytes: int) -> None:
     """Refuse a graph in which a collective stays with torch.distributed, or is copied although it is large.
 
+    Args:
+        graph: The name of the graph.
+        collectives: Its collectives.
+        zero_copy_bytes: Collectives of at least this size, in bytes, count as large.
+
     Raises:
         StrictError: The graph has such a collective.
     """
     copied = [each for each in collectives if each.route is Route.FALLBACK or _is_copied(each, zero_copy_bytes)]
     if copied:
         named = "\n".join(f"  {each}" for each in copied)
-        raise StrictError(f"graph {graph}: {len(copied)} of {len(collectives)} collectives still need copies:\n{named}")
+        raise StrictError(
+            f"strict: graph {graph}: {len(copied)} of {len(collectives)} collectives still need copies; change them or "
+            f"compile without the option phalanx.strict:\n{named}"
+        )
 
 
 def _is_copied(collective: CollectiveReport, zero_copy_bytes: int) -> bool:

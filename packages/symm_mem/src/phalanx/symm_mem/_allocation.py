@@ -52,10 +52,10 @@ def empty(*size: Any, dtype: torch.dtype | None = None, device: torch.device | s
     """Like `torch.empty`, in memory that other ranks can map after `rendezvous`. Not collective.
 
     As `torch.distributed._symmetric_memory.empty`; the memory is zeroed. On a GPU it is for work on the stream that is
-    current here: work of other streams must be over, or ordered before that stream, when the tensor ends.
+    current at the call: work of other streams must be complete, or ordered before that stream, when the tensor ends.
 
     Args:
-        *size: The shape, as several integers or as one sequence.
+        size: The shape, as several integers or as one sequence.
         dtype: None is torch's default dtype.
         device: "cpu" or "cuda"; None is torch's default device.
 
@@ -99,7 +99,7 @@ def empty_strided_p2p(
     As `_SymmetricMemory.empty_strided_p2p` of torch, except that the storage spans all elements that the strides reach,
     not just the number of elements, and that new memory is zeroed.
 
-    With an alloc id the memory is persistent: it is kept when the tensor ends, and the next call with the same id,
+    With an alloc id the memory is persistent: it is retained when the tensor ends, and the next call with the same id,
     group name and device returns memory at the same address, with its contents and its handles, without another
     rendezvous. `drop` frees it.
 
@@ -126,15 +126,15 @@ def empty_strided_p2p(
         (1, 2)
     """
     if not isinstance(dtype, torch.dtype):
-        raise InvalidArgumentError(f"dtype is {dtype!r}; give a torch.dtype")
-    shape, steps = integers("size", size), integers("stride", stride)
-    nbytes = storage_bytes(shape, steps, dtype)
+        raise InvalidArgumentError(f"empty_strided_p2p: dtype is {dtype!r}; give a torch.dtype")
+    shape, steps = integers("empty_strided_p2p: size", size), integers("empty_strided_p2p: stride", stride)
+    nbytes = storage_bytes("empty_strided_p2p", shape, steps, dtype)
     place = torch.device(device)
     allocator = get_allocator(place.type)
     if place.type not in _DEVICE_TYPES:
-        raise UnsupportedError(f"empty_strided_p2p makes tensors on 'cpu' and 'cuda', not on {place.type}")
+        raise UnsupportedError(f"empty_strided_p2p: tensors can be on 'cpu' and 'cuda', not on {place.type!r}")
     place = with_index(place)
-    _cuda.refuse_capture("empty_strided_p2p", place, "memory cannot be allocated then; do it before")
+    _cuda.refuse_capture("empty_strided_p2p", place, "memory cannot be allocated during a capture; call it before")
     context = current()
     memory = allocator.alloc(context.world, nbytes, place, group_name, alloc_id)
     storage = _storage_of(context, allocator, memory, group_name)
@@ -180,17 +180,20 @@ def is_symm_mem_tensor(tensor: torch.Tensor) -> bool:
     Args:
         tensor: Any tensor.
 
+    Raises:
+        InvalidArgumentError: The argument is not a tensor.
+
     Example:
         >>> is_symm_mem_tensor(empty(4)[1:]), is_symm_mem_tensor(torch.empty(4))
         (True, False)
     """
-    return find(tensor) is not None
+    return find(tensor, "is_symm_mem_tensor") is not None
 
 
-def find(tensor: torch.Tensor) -> tuple[Allocation, int] | None:
+def find(tensor: torch.Tensor, operation: str) -> tuple[Allocation, int] | None:
     """The allocation that a tensor lies in, and the tensor's offset in it in bytes."""
     if not isinstance(tensor, torch.Tensor):
-        raise InvalidArgumentError(f"tensor is a {type(tensor).__name__}; give a torch.Tensor")
+        raise InvalidArgumentError(f"{operation}: tensor is a {type(tensor).__name__}; give a torch.Tensor")
     try:  # not data_ptr(): that of a tensor without elements is 0
         address = tensor.untyped_storage().data_ptr()
         offset = int(tensor.storage_offset()) * tensor.element_size()
@@ -246,11 +249,12 @@ def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return numbers
 
 
-def storage_bytes(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> int:
+def storage_bytes(operation: str, shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> int:
     """Bytes up to the end of the last element that the strides reach."""
     if len(shape) != len(steps):
         raise InvalidArgumentError(
-            f"size {list(shape)} has {len(shape)} dims and stride {list(steps)} has {len(steps)}; give one stride a dim"
+            f"{operation}: size {list(shape)} has {len(shape)} dims and stride {list(steps)} has {len(steps)} entries; "
+            "give one stride for each dim"
         )
     if 0 in shape:
         nbytes = 0
@@ -259,8 +263,8 @@ def storage_bytes(shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.d
         nbytes = (last + 1) * dtype.itemsize
     if nbytes > _INT64_MAX or any(number > _INT64_MAX for number in (*shape, *steps)):
         raise InvalidArgumentError(
-            f"size {list(shape)} with stride {list(steps)} of {dtype} overflows: it needs {nbytes} bytes, more than "
-            f"the {_INT64_MAX} that 64 bits can count"
+            f"{operation}: size {list(shape)} with stride {list(steps)} of {dtype} needs {nbytes} bytes, more than the "
+            f"largest size, {_INT64_MAX} bytes"
         )
     return nbytes
 

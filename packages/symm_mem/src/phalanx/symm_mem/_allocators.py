@@ -13,13 +13,21 @@ class WorldAllocator:
     name = "SHM"
 
     def alloc(self, world: World, size: int, device: torch.device, scope: str | None, alloc_id: int | None) -> Memory:
-        """As `Allocator.alloc`."""
+        """As `Allocator.alloc`.
+
+        Args:
+            world, size, device, scope, alloc_id: As for `Allocator.alloc`.
+        """
         place = (device.type, device.index or 0)
         # The scope only distinguishes alloc ids.
         return world.alloc(size, alloc_id=alloc_id, scope=None if alloc_id is None else scope, device=place)
 
     def free(self, memory: Memory) -> None:
-        """Does nothing: the core frees the block with `memory`."""
+        """Does nothing: the core frees the block with `memory`.
+
+        Args:
+            memory: As for `Allocator.free`.
+        """
 
 
 class CudaAllocator(WorldAllocator):
@@ -47,9 +55,11 @@ def _built_in(device_type: str) -> WorldAllocator | None:
 _BUILT_IN_NAMES = (WorldAllocator.name, CudaAllocator.name)
 
 
-def _type_of(device_type: str) -> str:
+def _type_of(operation: str, device_type: str) -> str:
     if not isinstance(device_type, str) or ":" in device_type or not device_type:
-        raise InvalidArgumentError(f"device_type is {device_type!r}; expected a type such as 'cpu', without an index")
+        raise InvalidArgumentError(
+            f"{operation}: device_type is {device_type!r}; expected a type such as 'cpu', without an index"
+        )
     return device_type
 
 
@@ -84,9 +94,12 @@ def register_allocator(device_type: str, allocator: Allocator) -> None:
         ...     get_backend("cpu")
         'NAMED'
     """
-    context, kind = current(), _type_of(device_type)
+    context, kind = current(), _type_of("register_allocator", device_type)
     if not isinstance(getattr(allocator, "name", None), str):
-        raise InvalidArgumentError(f"register_allocator: {allocator!r} has no name; see phalanx.symm_mem.Allocator")
+        raise InvalidArgumentError(
+            f"register_allocator: {allocator!r} has no attribute `name` that is a string; see "
+            "phalanx.symm_mem.Allocator"
+        )
     with context.lock:
         _registered(context, kind)  # the built-in one stays, by its name
         for key in [key for key in context.backends if key[1] == kind and key[0] not in _BUILT_IN_NAMES]:
@@ -101,13 +114,14 @@ def get_allocator(device_type: str) -> Allocator:
         device_type: A device type, such as "cpu".
 
     Raises:
+        InvalidArgumentError: The device type is not valid.
         UnsupportedError: The device type has no allocator.
 
     Example:
         >>> get_allocator("cpu").name
         'SHM'
     """
-    allocator = _registered(current(), _type_of(device_type))
+    allocator = _registered(current(), _type_of("get_allocator", device_type))
     if allocator is None:
         raise UnsupportedError(
             f"SymmetricMemory does not support device type {device_type}{_why(device_type)}; use a CPU tensor, or "
@@ -126,11 +140,14 @@ def has_allocator(device_type: str) -> bool:
     Args:
         device_type: A device type, such as "cpu".
 
+    Raises:
+        InvalidArgumentError: The device type is not valid.
+
     Example:
         >>> has_allocator("cpu"), has_allocator("meta")
         (True, False)
     """
-    return _registered(current(), _type_of(device_type)) is not None
+    return _registered(current(), _type_of("has_allocator", device_type)) is not None
 
 
 def set_backend(name: str) -> None:
@@ -159,7 +176,7 @@ def set_backend(name: str) -> None:
         if not chosen:
             listed = ", ".join(f"{known} ({kind})" for known, kind in sorted(context.backends))
             raise UnsupportedError(
-                f"set_backend: SymmetricMemory does not find allocation backend {name}; this rank has {listed}, and "
+                f"set_backend: SymmetricMemory does not find allocation backend {name!r}; this rank has {listed}, and "
                 "register_allocator adds others"
             )
         context.allocators.update(chosen)

@@ -38,9 +38,11 @@ def export_fabric(tensor: torch.Tensor) -> bytes:
         UnsupportedError: The tensor is not on a GPU, or the GPU or its driver has no such handles: the other GPU must
             be in the same NVLink domain, and both processes in an IMEX channel. The text says what is missing.
     """
-    place = find(tensor)
+    place = find(tensor, "export_fabric")
     if place is None:
-        raise InvalidArgumentError("the tensor is not in symmetric memory; allocate it with symm_mem.empty")
+        raise InvalidArgumentError(
+            "export_fabric: the tensor is not in symmetric memory; allocate it with phalanx.symm_mem.empty"
+        )
     return current().world.export_fabric(place[0].address)
 
 
@@ -54,7 +56,7 @@ def import_fabric(
 ) -> torch.Tensor:
     """A tensor over memory that another process has exported. Not collective.
 
-    As with `empty`, it is for work on the stream that is current here; it is unmapped when it and all views of it are
+    As with `empty`, it is for work on the stream that is current at the call. It is unmapped when it and all views are
     gone and the streams are done with it. It is not symmetric memory of this rank: `rendezvous` refuses it.
 
     Args:
@@ -75,19 +77,19 @@ def import_fabric(
         DeviceError: The driver does not map it, for example because its owner has freed it.
     """
     if not isinstance(dtype, torch.dtype):
-        raise InvalidArgumentError(f"dtype is {dtype!r}; give a torch.dtype")
-    shape, steps = integers("size", size), integers("stride", stride)
-    (offset,) = integers("storage_offset", (storage_offset,))
+        raise InvalidArgumentError(f"import_fabric: dtype is {dtype!r}; give a torch.dtype")
+    shape, steps = integers("import_fabric: size", size), integers("import_fabric: stride", stride)
+    (offset,) = integers("import_fabric: storage_offset", (storage_offset,))
     place = with_index(torch.device(device))
     if place.type != "cuda":
-        raise UnsupportedError(f"import_fabric maps memory of GPUs, not on {place.type}")
-    _cuda.refuse_capture("import_fabric", place, "memory cannot be mapped then; do it before")
-    nbytes = storage_bytes(shape, steps, dtype) + offset * dtype.itemsize
+        raise UnsupportedError(f"import_fabric: the device is {str(place)!r}; it must be a GPU, such as 'cuda:0'")
+    _cuda.refuse_capture("import_fabric", place, "memory cannot be mapped during a capture; call it before")
+    nbytes = storage_bytes("import_fabric", shape, steps, dtype) + offset * dtype.itemsize
     memory = current().world.import_fabric(handle, (place.type, place.index))
     if nbytes > memory.size:
         raise InvalidArgumentError(
-            f"size {list(shape)} with stride {list(steps)} of {dtype} from element {offset} on needs {nbytes} bytes; "
-            f"the block has {memory.size}"
+            f"import_fabric: size {list(shape)} with stride {list(steps)} of {dtype} from element {offset} on needs "
+            f"{nbytes} bytes, and the block has {memory.size}"
         )
     storage = _cuda.storage_at(memory.address, max(memory.size, 1), place, _Mapping(memory, place))
     return _cuda.tensor_of(storage, dtype, shape, steps).as_strided(shape, steps, offset)

@@ -27,7 +27,7 @@ class GroupBuffers:
         staging: Host memory in which an op leaves its product for the other ranks.
         failure: The failure of a call in staging, after which the ranks may be out of step, or "".
         gathered: Ordinary host memory for a gathered tensor that only one call needs.
-        copy_streams: The second stream of each GPU, for copies beside products.
+        copy_streams: The second stream of each GPU, for copies during matrix products.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def get_symm_mem_workspace(group_name: str, min_size: int, device: torch.device 
     """
     if min_size < 0:
         raise InvalidArgumentError(f"get_symm_mem_workspace: min_size is {min_size}; expected a number of bytes")
-    buffers, place = _buffers.of(resolve(group_name)), with_index(torch.device(device))
+    buffers, place = _buffers.of(resolve(group_name, "get_symm_mem_workspace")), with_index(torch.device(device))
     key = place.type, place.index or 0
     workspace = buffers.workspaces[key] = _symmetric(buffers.workspaces.get(key), min_size, place, group_name)
     return workspace
@@ -119,7 +119,7 @@ def gathered_memory(members: RankGroup, shape: Sequence[int], dtype: torch.dtype
 
 
 def copy_stream(members: RankGroup, device: torch.device) -> torch.cuda.Stream:
-    """The second stream of a group on a GPU, for copies beside products."""
+    """The second stream of a group on a GPU, for copies during matrix products."""
     streams = _buffers.of(members).copy_streams
     if device not in streams:
         streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

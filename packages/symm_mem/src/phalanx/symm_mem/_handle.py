@@ -34,14 +34,15 @@ class SymmetricMemory(metaclass=_HandleType):
     Names and meaning are those of torch's `_SymmetricMemory`. Ranks are positions in the group. The mappings live until
     the handle and all tensors of `get_buffer` and `get_signal_pad` are gone, also if the tensor is gone before.
 
-    Signals are counted: `put_signal` never blocks, and n waits take n signals. What a rank wrote before `put_signal`,
-    or before `barrier`, is visible to the other side after the matching wait. Timeouts are in milliseconds; 0 is the
+    Signals are counted: `put_signal` never blocks, and n waits take n signals. The writes of a rank before `put_signal`
+    or `barrier` are visible to the other side after the matching wait. Timeouts are in milliseconds; 0 is the
     default of the rank context, or else of the process group, or five minutes. After a timeout the handle is unchanged,
     and the call may be repeated.
 
     With memory of a GPU, all calls put work on torch's current stream and return: signals and barriers order streams.
-    An error there (a rank that does not come within the timeout, or dies) ends the kernel that waits, and is raised by
-    the next call on the group; later work on the stream uses unspecified data, and the group is unusable afterwards.
+    An error on the stream (a rank that does not signal within the timeout, or dies) ends the kernel that waits, and is
+    raised by the next call on the group; later work on the stream uses unspecified data, and the group is unusable
+    afterwards.
     Calls from several streams that use the same words keep their order: the later stream waits for the earlier one.
     Buffers of peers are for the stream that is current when they are made.
 
@@ -176,8 +177,8 @@ class SymmetricMemory(metaclass=_HandleType):
             raise InvalidArgumentError(f"get_remote_tensor: dtype is {dtype!r}; give a torch.dtype")
         if self.offset % dtype.itemsize:
             raise InvalidArgumentError(
-                f"get_remote_tensor: the tensor starts at byte {self.offset}, which is no multiple of the "
-                f"{dtype.itemsize} bytes of {dtype}; use a dtype that fits"
+                f"get_remote_tensor: the tensor starts at byte {self.offset}, which is not a multiple of the "
+                f"{dtype.itemsize} bytes of {dtype}; use a dtype of fewer bytes"
             )
         return self._tensor("get_remote_tensor", self._buffers, peer, sizes, dtype, self.offset)
 
@@ -253,10 +254,10 @@ class SymmetricMemory(metaclass=_HandleType):
     ) -> torch.Tensor:
         if not isinstance(rank, int) or not 0 <= rank < self.world_size:
             raise InvalidArgumentError(
-                f"{operation}: rank is {rank!r}; group {self.group_name!r} has the ranks 0 to {self.world_size - 1}"
+                f"{operation}: rank is {rank!r}; the ranks of group {self.group_name!r} are 0 to {self.world_size - 1}"
             )
         if not all(isinstance(size, int) and size >= 0 for size in sizes):
-            raise InvalidArgumentError(f"{operation}: sizes is {sizes!r}; give a shape")
+            raise InvalidArgumentError(f"{operation}: sizes is {sizes!r}; give a shape, such as (4, 2)")
         pads = views is self._signal_pads
         nbytes, end = self.signal_pad_size if pads else self.buffer_size, start + prod(sizes) * dtype.itemsize
         if end > nbytes:
@@ -390,7 +391,13 @@ class SymmetricMemory(metaclass=_HandleType):
 
         Args:
             input, offset, val: As in `stream_write_value32`; `offset` is the first word.
-            count: Number of words.
+            count: The number of words.
+
+        Returns:
+            `input`.
+
+        Raises:
+            InvalidArgumentError: As in `stream_write_value32`.
         """
         written: torch.Tensor = torch.ops.phalanx.memset32_(input, offset, val, count)
         return written
@@ -465,7 +472,7 @@ def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
 
 
 def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
-    """Wait for a signal of a rank. What the rank put before it is in this rank's memory then. Not collective.
+    """Wait for a signal of a rank. The rank's earlier puts are then in this rank's memory. Not collective.
 
     As `torch.distributed._symmetric_memory.wait_signal`; `SymmetricMemory.wait_signal` takes a channel and a timeout.
 
@@ -487,4 +494,6 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
 
 def _check_handle(operation: str, handle: SymmetricMemory) -> None:
     if not isinstance(handle, SymmetricMemory):
-        raise InvalidArgumentError(f"{operation}: hdl is a {type(handle).__name__}; give what rendezvous returned")
+        raise InvalidArgumentError(
+            f"{operation}: hdl is a {type(handle).__name__}; give a SymmetricMemory, the result of rendezvous"
+        )

@@ -118,8 +118,8 @@ class RankGroup:
     def _attach(self, context: RankContext, timeout_ms: int) -> Group:
         if self._failure is not None:
             raise RevokedError(
-                f"the ranks of group {self.name!r} could not meet before, so they may be out of step; use a group "
-                f"of another name. The first failure was: {self._failure}",
+                f"rendezvous on group {self.name!r}: its ranks failed to connect before, so they may be out of step; "
+                f"use a group of another name. The first failure was: {self._failure}",
                 group=self.name,
             )
         info = self.info
@@ -184,18 +184,18 @@ def set_group_info(group_name: str, rank: int, world_size: int, store: Any) -> N
     if not isinstance(group_name, str) or not group_name:
         raise InvalidArgumentError(f"set_group_info: group_name is {group_name!r}; give a name")
     if not isinstance(world_size, int) or world_size < 1:
-        raise InvalidArgumentError(f"set_group_info: world_size is {world_size!r}; group {group_name!r} needs a rank")
+        raise InvalidArgumentError(
+            f"set_group_info: world_size is {world_size!r}; give the number of ranks of group {group_name!r}, 1 or more"
+        )
     if not isinstance(rank, int) or not 0 <= rank < world_size:
         raise InvalidArgumentError(
-            f"set_group_info: rank is {rank!r}; group {group_name!r} has the ranks 0 to {world_size - 1}"
+            f"set_group_info: rank is {rank!r}; the ranks of group {group_name!r} are 0 to {world_size - 1}"
         )
-    as_store(store)  # raises if it is no store
+    as_store(store)  # raises if it is not a store
     group = RankGroup(group_name, GroupInfo(rank, world_size, store))
     if _groups.of(current()).setdefault(group_name, group) is not group:
         raise AlreadyExistsError(
-            f"set_group_info: there is a group info associated with the group name {group_name} already; "
-            "use another name",
-            group=group_name,
+            f"set_group_info: a group named {group_name!r} exists already; use another name", group=group_name
         )
 
 
@@ -212,7 +212,7 @@ def get_group_info(group_name: str) -> GroupInfo:
         >>> get_group_info(group.group_name).world_size
         2
     """
-    return resolve(group_name).info
+    return resolve(group_name, "get_group_info").info
 
 
 def enable_symm_mem_for_group(group_name: str) -> None:
@@ -229,37 +229,41 @@ def enable_symm_mem_for_group(group_name: str) -> None:
     Example:
         >>> enable_symm_mem_for_group(group.group_name)
     """
-    resolve(group_name)
+    resolve(group_name, "enable_symm_mem_for_group")
 
 
-def resolve(group: GroupLike) -> RankGroup:
+def resolve(group: GroupLike, operation: str) -> RankGroup:
     """The group for a group argument. Not collective.
+
+    Args:
+        group: A group, or the name of one.
+        operation: The name of the function that was called, with which the texts of errors begin.
 
     Raises:
         NotFoundError: No group has this name.
-        InvalidArgumentError: Not a group.
+        InvalidArgumentError: The argument is not a group.
     """
     context = current()
     if not isinstance(group, str):
         try:
-            process_group = process_group_of(group)
+            process_group = process_group_of(group, operation=operation)
         except (ValueError, AssertionError) as error:
             raise InvalidArgumentError(str(error)) from None
-        return _from_process_group(context, process_group)
+        return _from_process_group(context, process_group, operation)
     known = _groups.of(context).get(group)
     if known is not None and known.process_group is None:
         return known
     named = _torch_compat.process_group_named(group)
     if named is None:
         raise NotFoundError(
-            f"get_group_info: no group info associated with the group name {group}; call set_group_info first, or "
-            "give the name of a torch process group",
+            f"{operation}: there is no group named {group!r}; call set_group_info({group!r}, ...) first, or give the "
+            "name of a torch process group",
             group=group,
         )
-    return _from_process_group(context, named)
+    return _from_process_group(context, named, operation)
 
 
-def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) -> RankGroup:
+def _from_process_group(context: RankContext, process_group: dist.ProcessGroup, operation: str) -> RankGroup:
     name, groups = process_group.group_name, _groups.of(context)
     known = groups.get(name)
     if known is not None:
@@ -268,19 +272,22 @@ def _from_process_group(context: RankContext, process_group: dist.ProcessGroup) 
             return known
         if known.process_group is None:
             raise AlreadyExistsError(
-                f"the process group {name!r} has the name of a group made by set_group_info; use another name there",
+                f"{operation}: the process group {name!r} has the same name as a group made by set_group_info; give "
+                "set_group_info another name",
                 group=name,
             )
         if before not in (None, process_group) and before.rank() != process_group.rank():
             raise InvalidArgumentError(
-                f"group {name!r} has rank {before.rank()} and rank {process_group.rank()} in this context; ranks that "
-                "are threads of one process need `with rank_context():` each",
+                f"{operation}: group {name!r} has rank {before.rank()} and rank {process_group.rank()} in this "
+                "context; if the ranks are threads of one process, each needs its own `with rank_context():`",
                 group=name,
             )
         # Otherwise it was destroyed and this is a new one of the same name, or its ranks have changed.
     if _torch_compat.is_fake(process_group):
         raise UnsupportedError(
-            f"the other ranks of group {name!r} are fake, so there is no memory to share", group=name
+            f"{operation}: the ranks of group {name!r} are not processes (its backend is 'fake'), so there is no "
+            "memory to share; use a group of another backend",
+            group=name,
         )
     # Groups of other ranks may have the same name and store.
     ranks = "_".join(map(str, _torch_compat.ranks_of(process_group)))

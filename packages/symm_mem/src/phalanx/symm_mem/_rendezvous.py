@@ -12,7 +12,7 @@ from phalanx.symm_mem._state import Allocation, current
 
 
 def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_ms: int = 0) -> SymmetricMemory:
-    """Map the memory that a tensor lies in on every rank of a group.
+    """Map the memory of a tensor on every rank of a group.
 
     Collective among the ranks of the group the first time for this memory and this group: each rank gives a tensor of
     its own, in a block with the same number of bytes. Later calls return the same handle at once. As
@@ -21,8 +21,8 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
     Args:
         tensor: A tensor of `empty` or `empty_strided_p2p`, or a view of one. A view gives a handle with the `offset` of
             the view; handles of one block share their signals.
-        group: The name given to `set_group_info`, or what `phalanx.collectives` takes as a group, but a core group.
-            None: the group that the tensor was allocated for.
+        group: The name given to `set_group_info`, or any form of a group that `phalanx.collectives` takes except a core
+            group. None is the group that the tensor was allocated for.
         timeout_ms: The timeout in milliseconds; 0 is the default of the rank context, or else of the process group, or
             five minutes.
 
@@ -33,8 +33,8 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
         InvalidArgumentError: The tensor is ordinary memory, or no group was given.
         NotFoundError: There is no such group.
         MismatchError: The blocks of the ranks differ; the text, on every rank, names the one that differs.
-        WaitTimeoutError: Ranks did not come; the text names them. The group is unusable afterwards.
-        UnsupportedError: The ranks share no memory, such as those of different hosts; or a stream is being captured.
+        WaitTimeoutError: Ranks did not call it in time; the text names them. The group is unusable afterwards.
+        UnsupportedError: The ranks share no memory, such as ranks on different hosts; or a stream is being captured.
 
     Example:
         >>> handle = rendezvous(empty(4), group)
@@ -42,11 +42,11 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
         (2, 16)
     """
     allocation, offset = _allocation_of("rendezvous", tensor)
-    members = resolve(_group_of("rendezvous", allocation, group))
+    members = resolve(_group_of("rendezvous", allocation, group), "rendezvous")
     handle = handles_of(allocation).by_place.get((members, offset))
     if handle is not None:
         return handle
-    _cuda.refuse_capture("rendezvous", tensor.device, "ranks cannot meet then; do it before")
+    _cuda.refuse_capture("rendezvous", tensor.device, "ranks cannot connect during a capture; call it before")
     try:
         symm = members.initialize(current(), timeout_ms).rendezvous(allocation.address, timeout_ms)
     except PhalanxError as error:
@@ -56,7 +56,18 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
 
 
 def rendezvous_by_name(tensor: torch.Tensor, group_name: str | None = None) -> SymmetricMemory:
-    """`rendezvous` with the arguments of torch's `_SymmetricMemory.rendezvous`."""
+    """`rendezvous` with the arguments of torch's `_SymmetricMemory.rendezvous`. Collective as that.
+
+    Args:
+        tensor: As for `phalanx.symm_mem.rendezvous`.
+        group_name: The name of the group; None for the group that the tensor was allocated for.
+
+    Returns:
+        The handle.
+
+    Raises:
+        PhalanxError: As for `phalanx.symm_mem.rendezvous`.
+    """
     return rendezvous(tensor, group_name)
 
 
@@ -77,7 +88,7 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
         True
     """
     allocation, offset = _allocation_of("get_symmetric_memory", tensor)
-    members = resolve(_group_of("get_symmetric_memory", allocation, group))
+    members = resolve(_group_of("get_symmetric_memory", allocation, group), "get_symmetric_memory")
     handle = handles_of(allocation).by_place.get((members, offset))
     if handle is not None:
         return handle
@@ -85,8 +96,8 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
     symm = None if core_group is None else core_group.find_symm(allocation.address)
     if symm is None:
         raise NotFoundError(
-            "must invoke rendezvous on a tensor before calling get_symmetric_memory on it "
-            f"(this one has had none with group {members.name!r})",
+            f"get_symmetric_memory: this tensor had no rendezvous with group {members.name!r}; call "
+            "rendezvous(tensor, group) first, on all ranks of the group",
             group=members.name,
         )
     return _handle(allocation, members, symm, offset)  # the rendezvous was of another view of the block
@@ -120,7 +131,7 @@ c10d.set_symmetric_memory(_WindowMemory())
 
 
 def _allocation_of(operation: str, tensor: torch.Tensor) -> tuple[Allocation, int]:
-    place = find(tensor)
+    place = find(tensor, operation)
     if place is None:
         raise InvalidArgumentError(
             f"{operation}: the tensor ({list(tensor.shape)}, {tensor.dtype}, {tensor.device}) is ordinary memory, not "
@@ -133,6 +144,7 @@ def _group_of(operation: str, allocation: Allocation, group: GroupLike | None) -
     wish = allocation.group_name if group is None else group
     if wish is None:
         raise InvalidArgumentError(
-            f"{operation}: the tensor was allocated without a group_name, so a group must be given"
+            f"{operation}: no group was given, and the tensor was allocated without a group_name; give a group, such "
+            "as torch.distributed.group.WORLD"
         )
     return wish

@@ -59,6 +59,12 @@ class Allocator(Protocol):
             device: A device of the type that the allocator is registered for.
             scope: Name of the group that the alloc id belongs to, or None.
             alloc_id: As in `empty_strided_p2p`.
+
+        Returns:
+            The block, a result of `World.alloc`.
+
+        Raises:
+            OutOfMemoryError: There is not enough memory.
         """
 
     def free(self, memory: Memory) -> None:
@@ -169,7 +175,15 @@ class RankContext:
         return (self._signal_channels or _DEFAULT_CHANNELS) * _CHANNEL_BYTES
 
     def set_signal_pad_size(self, size: int) -> None:
-        """See `phalanx.symm_mem.set_signal_pad_size`."""
+        """Set the least size of the signal pads of later allocations. See `phalanx.symm_mem.set_signal_pad_size`.
+
+        Args:
+            size: The size in bytes; 0 is the default.
+
+        Raises:
+            InvalidArgumentError: The size is not possible, or the context was closed.
+            InUseError: This rank has allocated memory with another size before.
+        """
         largest = _MAX_CHANNELS * _CHANNEL_BYTES
         if not isinstance(size, int) or not 0 <= size <= largest:
             raise InvalidArgumentError(f"set_signal_pad_size: size is {size!r}; expected 0 to {largest} bytes")

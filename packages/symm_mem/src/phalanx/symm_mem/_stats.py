@@ -19,7 +19,7 @@ class PersistentBlock:
         group_name: As in `empty_strided_p2p`.
         device: Device type and index, such as ("cpu", 0).
         size_bytes: Size of the block.
-        live: Whether a tensor of it is alive. Otherwise it is idle, and kept for the next one.
+        live: Whether a tensor of it is alive. Otherwise the block is idle, and retained for the next tensor.
         handles: Number of handles that it keeps.
     """
 

@@ -50,7 +50,7 @@ def is_symm_mem_enabled_for_group(group_name: str) -> bool:
     if pretended is not None:
         return pretended[0] is None or group_name in pretended[0]
     try:
-        resolve(group_name)
+        resolve(group_name, "is_symm_mem_enabled_for_group")
     except PhalanxError:
         return False
     return True

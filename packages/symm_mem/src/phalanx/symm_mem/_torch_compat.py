@@ -132,5 +132,8 @@ def dtypes_of(listed: Sequence[torch.dtype | int | None]) -> list[torch.dtype | 
     dtypes = [_BY_NUMBER.get(item) if isinstance(item, int) else item for item in listed]
     for item, dtype in zip(listed, dtypes, strict=True):
         if item is not None and dtype is None:
-            raise InvalidArgumentError(f"out_dtypes has the scalar type {item}, which is none of {_BY_NUMBER}")
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in _BY_NUMBER.values())
+            raise InvalidArgumentError(
+                f"fused_all_gather_scaled_matmul: out_dtypes has the scalar type {item}; expected one of {known}"
+            )
     return dtypes

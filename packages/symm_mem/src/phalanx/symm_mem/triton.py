@@ -10,13 +10,14 @@
 
     kernel[grid](team_of(handle), status, ...)
 
-What device.h says of threads holds here for programs: all threads of a program take part in each call and get the same
-result, and programs that run at the same time each take a channel of their own. Words and pointers mean what they mean
-in device.h, so a rank may run a kernel in Triton while another runs one in C. Counts are int32 and wrap around.
+The rules of device.h for threads apply to programs: all threads of a program take part in each call and get the same
+result, and programs that run at the same time each take a channel of their own. Words and pointers have the meaning
+that they have in device.h, so one rank may run a kernel in Triton while another runs one in C. Counts are int32 and
+wrap around.
 
-This module can be imported without Triton; what needs it says so. On symmetric memory of the host, kernels run in
-Triton's interpreter (TRITON_INTERPRET=1, before Triton is imported). On that of GPUs they are launched as any other
-(on torch's current stream); the tests compile these functions for GPUs, and they have not run on one.
+This module can be imported without Triton; its functions then raise. On symmetric memory of the host, kernels run in
+Triton's interpreter (set TRITON_INTERPRET=1 before Triton is imported). On symmetric memory of GPUs they are launched
+as other kernels, on torch's current stream; the tests compile these functions for GPUs, and did not run them on one.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
@@ -102,6 +103,12 @@ def team_of(handle: SymmetricMemory) -> Team:
 
     Args:
         handle: The handle. Keep it until the last kernel with this argument has ended.
+
+    Returns:
+        The argument, a tuple of numbers.
+
+    Raises:
+        PhalanxError: The GPU cannot map the memory of the ranks.
     """
     team = ffi.cast("phx_team *", handle.team)
 
@@ -130,7 +137,8 @@ class _Missing:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         raise UnsupportedError(
-            f"{self.__name__} is for kernels in Triton, which is not installed; install it with `pip install triton`"
+            f"{self.__name__}: the function is for kernels in Triton, which is not installed; install it with "
+            "`pip install triton`"
         )
 
     def __getitem__(self, grid: Any) -> Any:
@@ -226,7 +234,7 @@ def phx_team_word(team, pad_of, channel, source):
 
 @jit
 def phx_team_last(team, channel, to):
-    """What this rank last put for another one, 0 at first: the next signal is this + 1."""
+    """The count that this rank last put for another rank, 0 at first: the next signal is this + 1."""
     return phx_word_get(phx_team_word(team, to, channel, team.group_rank))
 
 

@@ -47,7 +47,7 @@ def default_ms(name: str, timeout: timedelta) -> int:
 
 
 class Facts(NamedTuple):
-    """What a group has of its own.
+    """The facts of one group.
 
     Attributes:
         store: Torch's, which its ranks share.
@@ -120,7 +120,7 @@ class Connection:
             raise self._closed_error()
 
     def share_rank(self) -> _registry.Rank | None:
-        """What the caller is served as, if the ranks have met: for other groups too, so it is not closed with this."""
+        """The rank that serves the group, if its ranks are connected; shared, so `close` leaves it open."""
         self._rank_is_own = False
         return self._rank
 

@@ -56,7 +56,7 @@ def create(options: Any, nccl_options: Any) -> Any:
         return _backend(name, timeout_ms, Roster(rank, ranks, store, Unconnected(name)))
     spans_hosts = len(set(_hosts_of(name, ranks, rank, store, timeout_ms, by_hand))) > 1
     connection = Connection(name, ranks, rank, Facts(store, timeout_ms, by_hand))
-    if spans_hosts:  # whether the core can serve it shows when it is made, on all ranks alike
+    if spans_hosts:  # whether the core can serve it is known when it is made, with the same result on all ranks
         try:
             connection.group(timeout_ms)
         except UnsupportedError as error:
@@ -98,7 +98,7 @@ def _backend(name: str, timeout_ms: int, roster: Roster) -> Any:
 
 
 def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms: int, by_hand: bool) -> list[str]:
-    """What the ranks of a group call their hosts, in order."""
+    """The names of the hosts of the ranks of a group, in the order of the ranks."""
     default = dist.group.WORLD
     if default is not None and BACKEND in backends_of(default) and not by_hand:
         return [hosts[default.group_name][each] for each in ranks]
@@ -110,7 +110,9 @@ def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms
             answer = Bootstrap(own, name, ranks, rank, timeout_ms).run(refusal, host_name())
         except WaitTimeoutError as error:
             late = str(error).partition(" to call ")[0]
-            raise dist.DistBackendError(f"{late} to make it too, by init_process_group or new_group") from None
+            raise dist.DistBackendError(
+                f"{late} to make it too, by init_process_group or new_group. Check that all processes were started"
+            ) from None
         except PhalanxError as error:
             raise dist.DistBackendError(f"group '{name}': {error}") from error
     if answer.refusal:

@@ -75,8 +75,8 @@ c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
 
 void Backend::setTimeout(Milliseconds timeout) {
   const Milliseconds kept = limited(timeout);
-  TORCH_CHECK_VALUE(timeout.count() >= 0 || kept == kLongest, "group '", engine_->name(),
-                    "': a timeout must not be negative, and this is ", timeout.count(), " ms");
+  TORCH_CHECK_VALUE(timeout.count() >= 0 || kept == kLongest, "group '", engine_->name(), "': the timeout is ",
+                    timeout.count(), " ms; it must not be negative");
   timeout_ms_ = kept.count();
   engine_->set_timeout(kept);
 }
@@ -191,7 +191,7 @@ Members Backend::members() const {
 }
 
 C10dWork Backend::issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls) {
-  TORCH_CHECK_VALUE(!calls.empty(), plan.title + 8, ": the list of tensors is empty");
+  TORCH_CHECK_VALUE(!calls.empty(), plan.title + 8, ": the list of tensors is empty; give at least one");
   const auto block_bytes = [](const phx_call &call) { return bytes_of({call.dtype, call.count}); };
   const size_t size = size_;
   for (phx_call &reader : calls) {
@@ -212,24 +212,26 @@ C10dWork Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vect
   const char *const what = "all_to_all_single";
   check_tensor(output, what);
   check_tensor(input, what);
-  check_same_dtype(output, input);
+  check_same_dtype(output, input, what);
   const auto counts = [&](const at::Tensor &tensor, const std::vector<int64_t> &splits, const char *side) {
     const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
     std::vector<int64_t> given = splits;
     if (given.empty()) {
-      TORCH_CHECK_VALUE(rows % size_ == 0, what, ": dim 0 of the ", side, " (", rows,
-                        ") is no multiple of the group size ", size_);
+      TORCH_CHECK_VALUE(rows % size_ == 0, what, ": dim 0 of the ", side, " has size ", rows,
+                        ", which is not divisible by the group size ", size_, "; give split sizes");
       given.assign(size_, rows / size_);
     }
-    check_list(given.size(), what);
+    TORCH_CHECK_VALUE(given.size() == static_cast<size_t>(size_), what, ": the split sizes of the ", side, " have ",
+                      given.size(), " entries; give ", size_, ", one for each rank");
     int64_t sum = 0;
     std::vector<size_t> made;
     for (const int64_t split : given) {
-      TORCH_CHECK_VALUE(split >= 0, what, ": a split of the ", side, " is negative");
+      TORCH_CHECK_VALUE(split >= 0, what, ": the ", side, " has a split of size ", split, "; sizes are 0 or more");
       sum += split;
       made.push_back(elements_of(tensor, rows == 0 ? 0 : split * (tensor.numel() / rows)).count);
     }
-    TORCH_CHECK_VALUE(sum == rows, what, ": the splits of the ", side, " add up to ", sum, ", and its dim 0 is ", rows);
+    TORCH_CHECK_VALUE(sum == rows, what, ": the split sizes of the ", side, " add up to ", sum,
+                      ", and its dim 0 has size ", rows, "; the two must be equal");
     return made;
   };
   const std::vector<size_t> out_counts = counts(output, output_splits, "output");
@@ -265,7 +267,7 @@ C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToA
   for (const Tensors *list : {&outputs, &inputs})
     for (const at::Tensor &each : *list) {
       check_tensor(each, "all_to_all");
-      check_same_dtype(each, outputs[0]);
+      check_same_dtype(each, outputs[0], "all_to_all");
     }
   const Recording recording =
       record([&] { return Comms{"all_to_all", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp}; });
@@ -283,9 +285,9 @@ C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToA
 // Gathers the indices and values of each rank and adds them up. It is complete on return.
 C10dWork Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) {
   TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].is_sparse() && tensors[0].is_cpu(),
-                    "all_reduce: one sparse COO tensor on the CPU is needed");
+                    "all_reduce: a sparse tensor must be the only one of the call, in COO layout and on the CPU");
   TORCH_CHECK_VALUE(static_cast<c10d::ReduceOp::RedOpType>(opts.reduceOp) == c10d::ReduceOp::SUM,
-                    "all_reduce: sparse tensors can only be added up");
+                    "all_reduce: the only ReduceOp for sparse tensors is SUM");
   const at::NoGradGuard no_grad;
   const at::Tensor mine = tensors[0].coalesce();
   c10d::AllgatherOptions gather;

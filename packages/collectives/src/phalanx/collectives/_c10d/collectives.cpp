@@ -35,7 +35,7 @@ phx_call call_of(int32_t kind, const void *in, void *out, const Elements &elemen
 void check_tensors(const Tensors &tensors, const at::Tensor &like, const char *what) {
   for (const at::Tensor &tensor : tensors) {
     check_tensor(tensor, what);
-    check_same_dtype(tensor, like);
+    check_same_dtype(tensor, like, what);
   }
 }
 
@@ -47,21 +47,21 @@ MayShare repeated(const Tensors &outputs, const Tensors &inputs) {
 }  // namespace
 
 int Backend::root(int64_t rank, const char *what) const {
-  TORCH_CHECK_VALUE(rank >= 0 && rank < size_, what, ": root rank ", rank, " is not in the group, whose size is ",
-                    size_);
+  TORCH_CHECK_VALUE(rank >= 0 && rank < size_, what, ": the root is rank ", rank,
+                    " of the group, whose ranks are 0 to ", size_ - 1);
   return static_cast<int>(rank);
 }
 
 void Backend::check_list(size_t count, const char *what) const {
-  TORCH_CHECK_VALUE(count == static_cast<size_t>(size_), what, ": a list of ", size_, " tensors is needed, not of ",
-                    count);
+  TORCH_CHECK_VALUE(count == static_cast<size_t>(size_), what, ": a list has ", count, " tensors; give ", size_,
+                    ", one for each rank");
 }
 
 C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts) {
   if (tensors.size() == 1 && tensors[0].defined() && tensors[0].is_sparse()) return allreduce_sparse(tensors, opts);
   const at::Tensor &tensor = only(tensors, "all_reduce");
-  const Reduction reduction = reduction_of(opts.reduceOp);
-  const int32_t dtype = reduced_dtype(tensor);
+  const Reduction reduction = reduction_of(opts.reduceOp, "all_reduce");
+  const int32_t dtype = reduced_dtype(tensor, "all_reduce");
   const Recording recording =
       record([&] { return Comms{"allreduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp}; });
   Buffers buffers;
@@ -75,7 +75,7 @@ C10dWork Backend::allreduce(Tensors &tensors, const c10d::AllreduceOptions &opts
 }
 
 C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoalescedOptions &opts) {
-  const Reduction reduction = reduction_of(opts.reduceOp);
+  const Reduction reduction = reduction_of(opts.reduceOp, "all_reduce_coalesced");
   for (const at::Tensor &tensor : tensors) check_tensor(tensor, "all_reduce_coalesced");
   const Recording recording = record([&] {
     return Comms{"allreduce_coalesced", tensors, tensors, numel_of(tensors), numel_of(tensors), opts.asyncOp};
@@ -90,7 +90,7 @@ C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoa
   std::vector<phx_call> calls;
   for (const at::Tensor &tensor : tensors) {
     void *data = readable_and_writable(tensor, buffers);
-    const Elements elements{reduced_dtype(tensor), static_cast<size_t>(tensor.numel())};
+    const Elements elements{reduced_dtype(tensor, "all_reduce_coalesced"), static_cast<size_t>(tensor.numel())};
     calls.push_back(call_of(PHX_CALL_ALL_REDUCE, data, data, elements, reduction.op));
   }
   const Plan plan{OpType::ALLREDUCE_COALESCED, "phalanx:all_reduce_coalesced", opts.timeout, opts.asyncOp,
@@ -115,8 +115,8 @@ C10dWork Backend::broadcast(Tensors &tensors, const c10d::BroadcastOptions &opts
 C10dWork Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts) {
   const at::Tensor &tensor = only(tensors, "reduce");
   const int to = root(opts.rootRank, "reduce");
-  const Reduction reduction = reduction_of(opts.reduceOp);
-  const int32_t dtype = reduced_dtype(tensor);
+  const Reduction reduction = reduction_of(opts.reduceOp, "reduce");
+  const int32_t dtype = reduced_dtype(tensor, "reduce");
   const Recording recording =
       record([&] { return Comms{"reduce", tensors, tensors, tensor.numel(), tensor.numel(), opts.asyncOp, to}; });
   Buffers buffers;
@@ -132,12 +132,13 @@ C10dWork Backend::reduce(Tensors &tensors, const c10d::ReduceOptions &opts) {
 
 C10dWork Backend::allgather(TensorLists &outputs, Tensors &inputs, const c10d::AllgatherOptions &opts) {
   const at::Tensor &input = only(inputs, "all_gather");
-  TORCH_CHECK_VALUE(outputs.size() == 1, "all_gather: one list of outputs is needed, not ", outputs.size());
+  TORCH_CHECK_VALUE(outputs.size() == 1, "all_gather: expected one list of outputs, got ", outputs.size());
   Tensors &list = outputs[0];
   check_list(list.size(), "all_gather");
   check_tensors(list, input, "all_gather");
   TORCH_CHECK_VALUE(list[rank_].numel() == input.numel(), "all_gather: the input has ", input.numel(),
-                    " elements, and the output for this rank ", list[rank_].numel());
+                    " elements, and the output for this rank ", list[rank_].numel(),
+                    "; they must have the same number");
   const Recording recording =
       record([&] { return Comms{"all_gather", inputs, list, input.numel(), numel_of(list), opts.asyncOp}; });
   Buffers buffers;
@@ -160,7 +161,7 @@ C10dWork Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c
   Buffers buffers;
   check_tensor(output, "all_gather_into_tensor");
   check_tensor(input, "all_gather_into_tensor");
-  check_same_dtype(output, input);
+  check_same_dtype(output, input, "all_gather_into_tensor");
   TORCH_CHECK_VALUE(output.numel() == size_ * input.numel(), "all_gather_into_tensor: the output has ", output.numel(),
                     " elements and needs ", size_, " times the ", input.numel(), " of the input");
   const Recording recording =
@@ -189,13 +190,13 @@ C10dWork Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, con
   Buffers buffers;
   for (const Tensors &list : outputs) {
     TORCH_CHECK_VALUE(list.size() == count, what, ": a list of outputs has ", list.size(), " tensors for ", count,
-                      " inputs");
+                      " inputs; give one for each input");
     for (size_t i = 0; i < count; ++i) {
       check_tensor(inputs[i], what);
       check_tensor(list[i], what);
-      check_same_dtype(list[i], inputs[i]);
+      check_same_dtype(list[i], inputs[i], what);
       TORCH_CHECK_VALUE(list[i].numel() == inputs[i].numel(), what, ": an output has ", list[i].numel(),
-                        " elements, and its input ", inputs[i].numel());
+                        " elements, and its input ", inputs[i].numel(), "; they must have the same number");
     }
     buffers.outputs.insert(buffers.outputs.end(), list.begin(), list.end());
   }
@@ -219,7 +220,7 @@ C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inp
                                                   const c10d::AllgatherOptions &opts) {
   const char *const what = "all_gather_into_tensor_coalesced";
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
-                    " inputs");
+                    " inputs; give one output for each input");
   const Recording recording = record([&] {
     return Comms{"allgather_into_tensor_coalesced", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp};
   });
@@ -229,7 +230,7 @@ C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inp
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_tensor(inputs[i], what);
     check_tensor(outputs[i], what);
-    check_same_dtype(outputs[i], inputs[i]);
+    check_same_dtype(outputs[i], inputs[i], what);
     TORCH_CHECK_VALUE(outputs[i].numel() == size_ * inputs[i].numel(), what, ": output ", i, " has ",
                       outputs[i].numel(), " elements and needs ", size_, " times the ", inputs[i].numel(),
                       " of its input");
@@ -254,17 +255,18 @@ C10dWork Backend::gather(TensorLists &outputs, Tensors &inputs, const c10d::Gath
   Buffers buffers;
   List out, in = alone(input, readable(input, buffers));
   if (to == rank_) {
-    TORCH_CHECK_VALUE(outputs.size() == 1, "gather: the root needs one list of outputs, not ", outputs.size());
+    TORCH_CHECK_VALUE(outputs.size() == 1, "gather: the root must give one list of outputs, not ", outputs.size());
     check_list(outputs[0].size(), "gather");
     check_tensors(outputs[0], input, "gather");
     for (const at::Tensor &each : outputs[0])
       TORCH_CHECK_VALUE(each.numel() == input.numel(), "gather: an output has ", each.numel(),
-                        " elements, and the input ", input.numel());
+                        " elements, and the input ", input.numel(), "; they must have the same number");
     buffers.outputs = outputs[0];
     out = writable(outputs[0], written_, buffers);
     copy_overlapping(in, out, rank_, buffers);
   } else {
-    TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "gather: outputs on a rank that is not the root");
+    TORCH_CHECK_VALUE(outputs.empty() || outputs[0].empty(), "gather: rank ", rank_,
+                      " of the group is not the root, so it must give no outputs");
   }
   const auto call = [&](auto *group, auto *options, auto **work) {
     const phx_block &from = in.blocks[0];
@@ -288,16 +290,17 @@ C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::Sca
   const List out = alone(output, writable(output, buffers));
   List in;
   if (from == rank_) {
-    TORCH_CHECK_VALUE(inputs.size() == 1, "scatter: the root needs one list of inputs, not ", inputs.size());
+    TORCH_CHECK_VALUE(inputs.size() == 1, "scatter: the root must give one list of inputs, not ", inputs.size());
     check_list(inputs[0].size(), "scatter");
     check_tensors(inputs[0], output, "scatter");
     for (const at::Tensor &each : inputs[0])
       TORCH_CHECK_VALUE(each.numel() == output.numel(), "scatter: an input has ", each.numel(),
-                        " elements, and the output ", output.numel());
+                        " elements, and the output ", output.numel(), "; they must have the same number");
     in = readable(inputs[0], read_, buffers);
     copy_overlapping(in, out, rank_, buffers);
   } else {
-    TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "scatter: inputs on a rank that is not the root");
+    TORCH_CHECK_VALUE(inputs.empty() || inputs[0].empty(), "scatter: rank ", rank_,
+                      " of the group is not the root, so it must give no inputs");
   }
   const auto call = [&](auto *group, auto *options, auto **work) {
     const phx_block &to = out.blocks[0];
@@ -310,14 +313,14 @@ C10dWork Backend::scatter(Tensors &outputs, TensorLists &inputs, const c10d::Sca
 
 C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c10d::ReduceScatterOptions &opts) {
   const at::Tensor &output = only(outputs, "reduce_scatter");
-  TORCH_CHECK_VALUE(inputs.size() == 1, "reduce_scatter: one list of inputs is needed, not ", inputs.size());
+  TORCH_CHECK_VALUE(inputs.size() == 1, "reduce_scatter: expected one list of inputs, got ", inputs.size());
   Tensors &list = inputs[0];
   check_list(list.size(), "reduce_scatter");
   check_tensors(list, output, "reduce_scatter");
   TORCH_CHECK_VALUE(list[rank_].numel() == output.numel(), "reduce_scatter: the output has ", output.numel(),
-                    " elements, and the input for this rank ", list[rank_].numel());
-  const Reduction reduction = reduction_of(opts.reduceOp);
-  const int32_t dtype = reduced_dtype(output);
+                    " elements, and the input for this rank ", list[rank_].numel(), "; they must have the same number");
+  const Reduction reduction = reduction_of(opts.reduceOp, "reduce_scatter");
+  const int32_t dtype = reduced_dtype(output, "reduce_scatter");
   const Recording recording =
       record([&] { return Comms{"reduce_scatter", list, outputs, numel_of(list), output.numel(), opts.asyncOp}; });
   Buffers buffers;
@@ -340,11 +343,11 @@ C10dWork Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input, co
   const char *const what = "reduce_scatter_tensor";
   check_tensor(output, what);
   check_tensor(input, what);
-  check_same_dtype(output, input);
+  check_same_dtype(output, input, what);
   TORCH_CHECK_VALUE(input.numel() == size_ * output.numel(), what, ": the input has ", input.numel(),
                     " elements and needs ", size_, " times the ", output.numel(), " of the output");
-  const Reduction reduction = reduction_of(opts.reduceOp);
-  const int32_t dtype = reduced_dtype(output);
+  const Reduction reduction = reduction_of(opts.reduceOp, what);
+  const int32_t dtype = reduced_dtype(output, what);
   const Recording recording = record(
       [&] { return Comms{"_reduce_scatter_base", {input}, {output}, input.numel(), output.numel(), opts.asyncOp}; });
   Buffers buffers;
@@ -363,8 +366,8 @@ C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inp
                                                   const c10d::ReduceScatterOptions &opts) {
   const char *const what = "reduce_scatter_tensor_coalesced";
   TORCH_CHECK_VALUE(outputs.size() == inputs.size(), what, ": ", outputs.size(), " outputs for ", inputs.size(),
-                    " inputs");
-  const Reduction reduction = reduction_of(opts.reduceOp);
+                    " inputs; give one output for each input");
+  const Reduction reduction = reduction_of(opts.reduceOp, what);
   const Recording recording = record([&] {
     return Comms{"reduce_scatter_tensor_coalesced", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp};
   });
@@ -374,7 +377,7 @@ C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inp
   for (size_t i = 0; i < inputs.size(); ++i) {
     check_tensor(inputs[i], what);
     check_tensor(outputs[i], what);
-    check_same_dtype(outputs[i], inputs[i]);
+    check_same_dtype(outputs[i], inputs[i], what);
     TORCH_CHECK_VALUE(inputs[i].numel() == size_ * outputs[i].numel(), what, ": input ", i, " has ", inputs[i].numel(),
                       " elements and needs ", size_, " times the ", outputs[i].numel(), " of its output");
   }
@@ -382,7 +385,7 @@ C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inp
   for (size_t i = 0; i < inputs.size(); ++i) {
     void *out = writable(outputs[i], buffers);
     const void *in = readable(inputs[i], buffers);
-    const Elements elements{reduced_dtype(outputs[i]), static_cast<size_t>(outputs[i].numel())};
+    const Elements elements{reduced_dtype(outputs[i], what), static_cast<size_t>(outputs[i].numel())};
     calls.push_back(call_of(PHX_CALL_REDUCE_SCATTER, in, out, elements, reduction.op));
   }
   const Plan plan{scattered<OpType>(0), "phalanx:reduce_scatter_tensor_coalesced", opts.timeout, opts.asyncOp,

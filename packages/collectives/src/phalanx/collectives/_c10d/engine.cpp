@@ -58,7 +58,8 @@ Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses) {
   Core core;
   const auto address = [&](const char *name) {
     const auto found = addresses.find(name);
-    TORCH_CHECK(found != addresses.end(), "phalanx: the address of ", name, " was not given");
+    TORCH_CHECK(found != addresses.end(), "phalanx: the address of ", name,
+                " is missing; reinstall phalanx-core and phalanx-collectives");
     return found->second;
   };
 #define X(name) core.name = reinterpret_cast<decltype(core.name)>(address("phx_" #name));
@@ -69,7 +70,9 @@ Core load_core(const std::unordered_map<std::string, uintptr_t> &addresses) {
                     core.struct_size("phx_block") == sizeof(phx_block) &&
                     core.struct_size("phx_call") == sizeof(phx_call) &&
                     core.struct_size("phx_message") == sizeof(phx_message);
-  TORCH_CHECK(fits, "phalanx: the library was built from another phalanx.h than this module; reinstall phalanx-core");
+  TORCH_CHECK(
+      fits,
+      "phalanx: the library and this module were built from different versions of phalanx.h; reinstall phalanx-core");
   return core;
 }
 
@@ -132,7 +135,7 @@ Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
     }
   }
   hooks_.disconnect();
-  C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was destroyed while its ranks met");
+  C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was destroyed while its ranks connected. Make a new group.");
 }
 
 void Engine::refuse(const std::string &why, Milliseconds timeout, const char *title) {

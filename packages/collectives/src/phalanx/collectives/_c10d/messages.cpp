@@ -16,11 +16,13 @@ int stream_key_of(const phx_message &message) {
 
 C10dWork Backend::message(OpType type, const char *title, Tensors &tensors, int peer, int tag) {
   const at::Tensor &tensor = only(tensors, title + 8);
-  TORCH_CHECK_VALUE(tag >= 0, title + 8, ": the tag ", tag, " is negative");
-  TORCH_CHECK_VALUE(peer >= 0 || type == OpType::RECVANYSOURCE, title + 8, ": ", peer, " is no rank");
-  TORCH_CHECK_VALUE(peer < size_, title + 8, ": rank ", peer, " is not in the group, whose size is ", size_);
+  TORCH_CHECK_VALUE(tag >= 0, title + 8, ": the tag is ", tag, "; it must not be negative");
+  TORCH_CHECK_VALUE(peer >= 0 || type == OpType::RECVANYSOURCE, title + 8, ": the peer is ", peer,
+                    "; a rank is not negative");
+  TORCH_CHECK_VALUE(peer < size_, title + 8, ": rank ", peer, " is not in the group, whose ranks are 0 to ", size_ - 1);
   if (!tensor.is_cpu() && type == OpType::RECVANYSOURCE)
-    C10_THROW_ERROR(NotImplementedError, "recv_anysource: a receive into memory of a GPU names the rank it is from");
+    C10_THROW_ERROR(NotImplementedError,
+                    "recv_anysource: a receive into memory of a GPU needs the rank of the sender; give it as src");
   const bool sends = type == OpType::SEND;
   const Recording recording = record([&] {
     return Comms{sends ? "send" : "recv", tensors, tensors, tensor.numel(), tensor.numel(), true, peer, {}, {}, true};
@@ -71,7 +73,7 @@ void Backend::send_posted() {
   const at::Device device = posted.front().device;
   for (const Posted &each : posted) {
     TORCH_CHECK_VALUE(each.device == device, "batch_isend_irecv: tensors on ", device, " and ", each.device,
-                      " in one batch; all must be on the same");
+                      " in one batch; all must be on the same device");
     messages.push_back(each.message);
     works.push_back(each.work);
   }

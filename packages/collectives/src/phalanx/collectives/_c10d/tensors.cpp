@@ -273,14 +273,14 @@ int64_t numel_of(const std::vector<at::Tensor> &tensors) {
   return numel;
 }
 
-int32_t reduced_dtype(const at::Tensor &tensor) {
+int32_t reduced_dtype(const at::Tensor &tensor, const char *what) {
   const int32_t dtype = core_dtype(tensor.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype != 0, "phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
-                              "; convert them to another dtype");
+  TORCH_CHECK_NOT_IMPLEMENTED(dtype != 0, what, ": phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
+                              "; convert them to another dtype, such as float32");
   return dtype;
 }
 
-Reduction reduction_of(const c10d::ReduceOp &op) {
+Reduction reduction_of(const c10d::ReduceOp &op, const char *what) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
     case c10d::ReduceOp::SUM: return {PHX_OP_SUM, 1};
     case c10d::ReduceOp::AVG: return {PHX_OP_AVG, 1};
@@ -293,28 +293,34 @@ Reduction reduction_of(const c10d::ReduceOp &op) {
     case c10d::ReduceOp::PREMUL_SUM: {
       // Its name in 2.11; later it is one of two.
       const auto *given = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
-      TORCH_CHECK_VALUE(given != nullptr, "ReduceOp.PREMUL_SUM without its factor; make it with _make_nccl_premul_sum");
+      TORCH_CHECK_VALUE(
+          given != nullptr, what,
+          ": ReduceOp.PREMUL_SUM has no factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
       return {PHX_OP_PREMUL_SUM,
               given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor};
     }
-    default: C10_THROW_ERROR(ValueError, "this ReduceOp is none of phalanx");
+    default:
+      C10_THROW_ERROR(ValueError, std::string(what) +
+                                      ": the backend phalanx does not support this ReduceOp; expected " +
+                                      "SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM");
   }
 }
 
 void check_tensor(const at::Tensor &tensor, const char *what) {
-  TORCH_CHECK_VALUE(tensor.defined(), what, ": a tensor is missing");
-  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, what, ": phalanx takes dense tensors, not ", tensor.layout());
-  TORCH_CHECK_VALUE(tensor.is_cpu() || tensor.is_cuda(), what, ": phalanx takes tensors on the CPU or on GPUs, not on ",
-                    tensor.device());
+  TORCH_CHECK_VALUE(tensor.defined(), what, ": an undefined tensor was given; give a tensor with data");
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, what, ": the backend phalanx takes dense tensors, not ",
+                    tensor.layout(), "; call to_dense() first");
+  TORCH_CHECK_VALUE(tensor.is_cpu() || tensor.is_cuda(), what,
+                    ": the backend phalanx takes tensors on the CPU or on NVIDIA GPUs, not on ", tensor.device());
 }
 
-void check_same_dtype(const at::Tensor &a, const at::Tensor &b) {
-  TORCH_CHECK_VALUE(a.scalar_type() == b.scalar_type(), "tensors of dtypes ", a.scalar_type(), " and ", b.scalar_type(),
-                    " in one collective; all must have the same");
+void check_same_dtype(const at::Tensor &a, const at::Tensor &b, const char *what) {
+  TORCH_CHECK_VALUE(a.scalar_type() == b.scalar_type(), what, ": tensors of dtypes ", a.scalar_type(), " and ",
+                    b.scalar_type(), " in one collective; all must have the same");
 }
 
 at::Tensor &only(std::vector<at::Tensor> &tensors, const char *what) {
-  TORCH_CHECK_VALUE(tensors.size() == 1, what, ": one tensor is needed, not ", tensors.size());
+  TORCH_CHECK_VALUE(tensors.size() == 1, what, ": expected a list of one tensor, got ", tensors.size());
   check_tensor(tensors[0], what);
   return tensors[0];
 }
@@ -491,7 +497,7 @@ at::Device device_of(const Buffers &buffers, const char *what) {
   const at::Device device = buffers.keep.front().device();
   for (const at::Tensor &each : buffers.keep)
     TORCH_CHECK_VALUE(each.device() == device, what, ": tensors on ", device, " and ", each.device(),
-                      " in one collective; all must be on the same");
+                      " in one collective; all must be on the same device");
   return device;
 }
 

@@ -22,18 +22,18 @@ Elements elements_of(const at::Tensor &tensor);
 // `numel` elements of the dtype of the tensor.
 Elements elements_of(const at::Tensor &tensor, int64_t numel);
 // The dtype of a tensor that is reduced, which the core must have.
-int32_t reduced_dtype(const at::Tensor &tensor);
+int32_t reduced_dtype(const at::Tensor &tensor, const char *what);
 
 struct Reduction {
   int32_t op;
   double scale;
 };
-Reduction reduction_of(const c10d::ReduceOp &op);
+Reduction reduction_of(const c10d::ReduceOp &op, const char *what);
 
 // Raises ValueError unless it is a dense tensor on the CPU or on a GPU.
 void check_tensor(const at::Tensor &tensor, const char *what);
 // Raises ValueError unless both have the same dtype.
-void check_same_dtype(const at::Tensor &a, const at::Tensor &b);
+void check_same_dtype(const at::Tensor &a, const at::Tensor &b, const char *what);
 // The only tensor of a list; raises ValueError if the list has another length.
 at::Tensor &only(std::vector<at::Tensor> &tensors, const char *what);
 

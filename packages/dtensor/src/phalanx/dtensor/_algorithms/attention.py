@@ -21,7 +21,7 @@ from phalanx.dtensor.placement_types import Replicate, Shard, split_dim
 
 
 def _takes(first: int, dropout: int) -> Any:
-    """A test of whether q, k and v, from argument `first` on, are sharded alike, on the sequence in one mesh dim."""
+    """A test of whether q, k and v, from argument `first` on, have the same shards, on the sequence in one mesh dim."""
 
     def takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
         query, key, value = (one._spec for one in values[first : first + 3])

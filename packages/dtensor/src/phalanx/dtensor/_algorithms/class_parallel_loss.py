@@ -145,7 +145,10 @@ class _Picked:
             if bool(is_wrong):
                 first = local[outside].flatten()[:1]
                 target = f"target {int(first)}" if first.numel() else "a target of another rank"
-                raise IndexError(f"{op}: {target} is out of bounds: there are {spec.shape[self.dim]} classes")
+                raise IndexError(
+                    f"{op}: {target} is out of bounds: there are {spec.shape[self.dim]} classes, so targets are 0 to "
+                    f"{spec.shape[self.dim] - 1}"
+                )
         own = spec.local_shape[self.dim]
         index = local - offset_of(spec, self.dim)
         self.here = self.counts & (index >= 0) & (index < own)

@@ -1,4 +1,4 @@
-"""What algorithms share: how a dim is cut, what each rank contributes, and what results are."""
+"""Common parts of the algorithms: how a dim is split, the contribution of each rank, and the results."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -74,7 +74,7 @@ def offset_of(spec: DTensorSpec, dim: int) -> int:
 
 
 def gathered(part: torch.Tensor, mesh: Mesh, mesh_dims: Sequence[int]) -> torch.Tensor:
-    """What each rank of some mesh dims has, stacked in the order of the pieces. Collective.
+    """The tensors of the ranks of some mesh dims, stacked in the order of the pieces. Collective.
 
     Args:
         part: A tensor of the same shape on every rank.

@@ -1,6 +1,6 @@
 """The mean of a loss over classes, with the batch sharded: weighted by what the targets pick on all ranks together.
 
-Moves two numbers: the total weight, and whether a target is no class.
+Moves two numbers: the total weight, and whether a target is out of range.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def nll_loss(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any,
     if error is not None or not local.numel():
         loss, total = local.new_zeros(()), local.new_zeros(())
     if type(local) is torch.Tensor and local.device.type == "cpu":
-        # Ranks tell each other whether a target is no class, so that all raise.
+        # Ranks tell each other whether a target is out of range, so that all raise.
         total, wrong = reduced(
             torch.stack((total, total.new_full((), error is not None))), "sum", spec.mesh, cut
         ).unbind()

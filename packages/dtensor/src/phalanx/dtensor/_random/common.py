@@ -1,4 +1,4 @@
-"""What random ops are made of: the arguments, where results lie, and new local tensors with random elements."""
+"""Common parts of random ops: the arguments, the specs of results, and new local tensors with random elements."""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -8,7 +8,7 @@ import torch
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh
-from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._op_plan import bound, mixed
 from phalanx.dtensor._random import traced
 from phalanx.dtensor._random.fill import Distribution, fill_local
 from phalanx.dtensor._random.state import draw_key
@@ -24,9 +24,11 @@ def arguments_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[s
 
 def distributed(op: Any, value: Any) -> Any:
     if not isinstance(value, DTensor):
-        raise RuntimeError(
-            f"{op}: got mixed distributed and non-distributed tensors: every tensor among its arguments must be a "
-            "DTensor; make one with distribute_tensor, or with DTensor.from_local of what ranks have alike"
+        raise mixed(
+            op,
+            value,
+            "every tensor among its arguments must be a DTensor; make one with distribute_tensor, or with "
+            "DTensor.from_local if every rank has the same values",
         )
     return value
 
@@ -63,14 +65,14 @@ def spec_like(spec: DTensorSpec, dtype: torch.dtype | None, memory_format: torch
 
 # ---- tensors that are filled ----------------------------------------------------------------------------------------
 
-# What a Partial's other ranks have when the first one has the value.
+# The terms of the other ranks of a Partial if the first rank has the value.
 _NOTHING = {"sum": 0, "bxor": 0, "product": 1}
 # Reductions of equal values that give that value.
 _ALIKE = ("min", "max", "band", "bor")
 
 
 def terms(op: Any, spec: DTensorSpec) -> int | None:
-    """What this rank has of a Partial in the place of the value; None if it has the value itself."""
+    """The term of this rank of a Partial in place of the value; None if the rank has the value itself."""
     coordinate = spec.mesh.get_coordinate() or (0,) * spec.mesh.ndim
     neutral: list[int] = []
     for placement, index in zip(spec.placements, coordinate, strict=True):
@@ -78,8 +80,8 @@ def terms(op: Any, spec: DTensorSpec) -> int | None:
             continue
         if placement.reduce_op not in _NOTHING:
             raise RuntimeError(
-                f"{op}: a tensor that is {placement!r} cannot be filled, since no terms are sure to give the value "
-                "exactly: redistribute it to Replicate first"
+                f"{op}: a tensor that is {placement!r} cannot be filled, because the terms of the ranks might not "
+                "give the exact value: redistribute it to Replicate first"
             )
         if index:
             neutral.append(_NOTHING[placement.reduce_op])

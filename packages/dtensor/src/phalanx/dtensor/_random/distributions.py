@@ -1,4 +1,4 @@
-"""What random ops fill tensors with, from their arguments: checks as torch makes them, and the law of the elements."""
+"""The distributions of random ops, from their arguments, with the checks that torch makes."""
 
 from typing import Any
 

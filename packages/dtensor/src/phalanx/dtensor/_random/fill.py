@@ -32,7 +32,7 @@ DTYPES = {
 
 
 class Distribution(NamedTuple):
-    """What the elements are: a kind with its two numbers, or integers (kind None): the smallest, and how many."""
+    """The law of the elements: a kind with its two numbers, or integers (kind None): the smallest, and how many."""
 
     kind: Kind | None
     a: float

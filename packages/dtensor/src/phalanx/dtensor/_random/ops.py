@@ -311,7 +311,7 @@ def _rrelu_with_noise(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     lower, upper = float(lower), float(upper)
     written = op is aten.rrelu_with_noise_.default
     if written and x._spec.is_partial:
-        raise RuntimeError(f"{op}: what is Partial cannot be written into by parts: redistribute it to Replicate first")
+        raise RuntimeError(f"{op}: an op cannot write into a Partial tensor: redistribute it to Replicate first")
     spec = whole_values(x._spec)
     local = read(x)
     if training:

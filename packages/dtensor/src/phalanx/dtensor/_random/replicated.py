@@ -61,7 +61,7 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def _check_probabilities(op: Any, p: Any, local: torch.Tensor) -> None:
-    """What torch checks, of the rows of all ranks, so that all raise."""
+    """The checks that torch makes, for the rows of all ranks, so that all ranks raise."""
     sound = bool(((local >= 0) & local.isfinite()).all()) and bool((local.sum(-1) > 0).all())
     spec: DTensorSpec = p._spec
     verdict = DTensorSpec(spec.mesh, (Partial("min"),) * spec.mesh.ndim, (), (), torch.int32)
@@ -81,7 +81,8 @@ def seeded_fallback(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
     """
     if is_traced():
         raise RuntimeError(
-            f"{op}: a compiled function cannot draw these numbers for a DTensor: call it outside, and pass the result"
+            f"{op}: a compiled function cannot draw these numbers for a DTensor: draw them outside of the function, "
+            "and pass the result to it"
         )
     names = [one.name for one in op._schema.arguments]
     values = bound(op, args, kwargs)

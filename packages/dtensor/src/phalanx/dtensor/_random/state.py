@@ -8,7 +8,7 @@ as ever. The values are not those that torch draws for a plain tensor from the s
 That ranks agree on the key rests on equal states of their generators. The first random op on a mesh (without a
 generator of its own) makes them so, as torch's tracker does: the state of the mesh's first rank is sent to all, with a
 warning where one had another. `manual_seed(seed, mesh)` sets a seed and spares that. Afterwards, every rank of a mesh
-must draw alike: give ranks streams of their own by a torch.Generator.
+must draw the same numbers in the same order: use a torch.Generator for a stream of one rank.
 
 Ranks that are threads of one process (torch's "threaded" backend) have a stream each, in the place of torch's default
 generator, that begins as a copy of it.
@@ -116,7 +116,7 @@ def agree(mesh: Mesh) -> None:
 
 
 def agree_among(groups: Sequence[Any], device_type: str, where: str | None = None) -> None:
-    """What `agree` does, for the process groups of a mesh, one for each mesh dim. Collective the first time.
+    """As `agree`, for the process groups of a mesh, one for each mesh dim. Collective the first time.
 
     Args:
         groups: The groups.
@@ -136,9 +136,9 @@ def agree_among(groups: Sequence[Any], device_type: str, where: str | None = Non
         if not torch.equal(state, mine):
             where = where or f"of the process groups {[group.group_name for group in groups]}"
             warnings.warn(
-                f"the random state of this rank was not that of the first rank of the mesh {where}, and is "
-                "now: ranks of a mesh draw random numbers together, so call torch.manual_seed with one seed on all, "
-                "or phalanx.dtensor.random.manual_seed(seed, mesh)",
+                f"the random state of this rank differed from that of the first rank of the mesh {where}, and was set "
+                "to it: the ranks of a mesh draw random numbers together, so call torch.manual_seed with the same "
+                "seed on all of them, or phalanx.dtensor.random.manual_seed(seed, mesh)",
                 stacklevel=2,
             )
             generator.set_state(state)

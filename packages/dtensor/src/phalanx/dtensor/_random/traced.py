@@ -60,8 +60,8 @@ def key(mesh: Mesh, generator: torch.Generator | None = None) -> torch.Tensor:
     """
     if generator is not None:
         raise RuntimeError(
-            "a random op on a DTensor in a compiled function draws from the default generator: leave `generator` out, "
-            "and seed with torch.manual_seed, or phalanx.dtensor.random.manual_seed(seed, mesh)"
+            "a random op on a DTensor in a compiled function can only use the default generator: leave `generator` "
+            "out, and seed with torch.manual_seed, or phalanx.dtensor.random.manual_seed(seed, mesh)"
         )
     is_shared = isinstance(mesh, DeviceMesh) and mesh.size() > 1 and coordinate_of(mesh) is not None
     names = list(mesh_groups(mesh)) if is_shared else []  # type: ignore[arg-type]

@@ -159,7 +159,7 @@ def _messages(peers: Sequence[int], sent: Sequence[int], received: Sequence[int]
 
 
 def sent_of(mesh: Mesh, steps: Sequence[Step]) -> tuple[Sent, ...]:
-    """What graphs say of the collectives in steps on one mesh."""
+    """The texts of the collectives in steps on one mesh, for the comparison of graphs."""
     return tuple(
         sent_over(mesh, f"{step.collective} over mesh dims {step.mesh_dims} of {describe(mesh)}")
         for step in steps

@@ -27,7 +27,7 @@ class Side:
         self.coordinates: dict[int, Coordinate] = dict(zip(ranks, product(*map(range, self.mesh_shape)), strict=True))
 
     def runs(self, coordinate: Coordinate) -> tuple[_layout.Runs, ...]:
-        """What the rank at a coordinate has."""
+        """The part of the rank at a coordinate."""
         return _layout.local_runs(self.shape, self.mesh_shape, self.placed, coordinate)
 
     def owners(self, receiver: int, number: int) -> dict[int, Coordinate]:
@@ -54,7 +54,7 @@ class Side:
 
 
 def crossing(source: Side, target: Side, me: int) -> Action:
-    """What a rank does to bring a tensor from one mesh to another.
+    """The work of a rank that moves a tensor from one mesh to another.
 
     Args:
         source: Where it is.

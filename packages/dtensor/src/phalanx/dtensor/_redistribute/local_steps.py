@@ -1,4 +1,4 @@
-"""What one rank does in a step: what it prepares, the call, and what it makes of the result. No communication.
+"""The work of one rank in a step: the preparation, the call, and the use of the result. No communication.
 
 An Action is `after(call(before(local)))`; only the call is a collective. So a test can run all ranks in one process.
 Whatever can be is worked out when the Action is made.
@@ -48,7 +48,7 @@ class Call(NamedTuple):
 
 
 class Action(NamedTuple):
-    """What one rank does in a step.
+    """The work of one rank in a step.
 
     Attributes:
         before: From the local tensor to what the call takes; None if it takes the local tensor.
@@ -86,7 +86,7 @@ class Place(NamedTuple):
 
 
 def action(step: Step, place: Place) -> Action:
-    """What a rank does in a step."""
+    """The work of a rank in a step."""
     if step.collective == "relabel":
         return Action(None, None, None, keeps=True)
     if step.collective == "exchange":

@@ -132,7 +132,7 @@ def _make_symbolic(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan
         steps = _planner(source).plan(source.placements, target.placements)
         if all(_scales(source, step) for step in steps):
             return RedistributePlan(source, target, steps, _runner(source, steps))
-    # What int() gives becomes a guard.
+    # The result of int() becomes a guard.
     fixed = [
         spec.replace(shape=tuple(map(int, spec.shape)), stride=tuple(map(int, spec.stride)))
         for spec in (source, target)
@@ -189,7 +189,7 @@ def _runner(spec: DTensorSpec, steps: tuple[Step, ...]) -> Run:
 
 
 def _actions(spec: DTensorSpec, steps: tuple[Step, ...]) -> list[tuple[Action, Mesh | None]]:
-    """What this rank does in steps on the mesh of a spec."""
+    """The work of this rank in steps on the mesh of a spec."""
     mesh, coordinate = spec.mesh, coordinate_of(spec.mesh)
     if coordinate is None or not steps:
         return []

@@ -86,7 +86,9 @@ def reduction_path(op: str, dtype: torch.dtype) -> str:
         ValueError: It has no meaning.
     """
     if dtype.is_complex and op in ("min", "max"):
-        raise ValueError(f"Partial({op!r}) of {dtype}: complex numbers have no order; there is no {op} of them")
+        raise ValueError(
+            f"redistribute: Partial({op!r}) is not defined for {dtype}, because complex numbers have no order"
+        )
     if dtype.is_complex and op == "product":
         return "gather"
     if dtype.is_floating_point and dtype.itemsize == 1:
@@ -108,7 +110,7 @@ def _may_reduce(placed: Placed, mesh_dim: int) -> bool:
 
 
 class Planner:
-    """What is known of the tensor and the mesh, and the prices of steps.
+    """The facts of the tensor and the mesh, and the prices of steps.
 
     Args:
         shape: The shape of the whole tensor.

@@ -18,7 +18,7 @@ Where = tuple[int, int]
 
 
 def nested_chunk(size: int, cuts: Sequence[Where]) -> int:
-    """What is left of `size` after cuts (count, index), the first one first."""
+    """The size that splits (count, index) leave of `size`, in the order of the splits."""
     for count, index in cuts:
         size = _layout.chunk(size, count, index)[1]  # type: ignore[assignment]
     return size

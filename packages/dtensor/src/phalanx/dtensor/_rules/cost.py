@@ -1,4 +1,4 @@
-"""What a strategy costs, given where the tensors are now, and the choice of the cheapest: the same on all ranks.
+"""The cost of a strategy for given placements, and the choice of the cheapest one: the same on all ranks.
 
 A change of placement moves bytes over one mesh dim of n ranks, where G are the bytes of the tensor that the mesh dim
 sees (the other mesh dims may have cut it):
@@ -10,8 +10,9 @@ sees (the other mesh dims may have cut it):
     Replicate -> Shard       a copy of G/n, no communication
     Replicate -> Partial     nothing, or a fill of G
 
-A Shard is never made a Partial: it would turn a part into a whole that has to be reduced later. Nothing here looks at
-the rank or at a clock, and ties go to the strategy that comes first in the rule, so that every rank chooses alike.
+A Shard is never made a Partial: it would turn a part into a whole that has to be reduced later. The choice does not
+depend on the rank or on a clock, and of equal strategies the first one of the rule wins, so every rank makes the same
+choice.
 """
 
 import heapq
@@ -63,7 +64,7 @@ class CostModel:
         return tuple(one.size for one in self.mesh)
 
     def change_us(self, source: Placement, target: Placement | None, count_bytes: float, mesh_dim: int) -> float:
-        """What it costs to bring a tensor from one placement to another.
+        """The cost of redistributing a tensor from one placement to another.
 
         Args:
             source: The placement now.
@@ -127,7 +128,7 @@ def _seen_bytes(match: Match, placements: Sequence[Sequence[Placement]], model: 
 def strategy_us(
     strategy: Strategy, placements: Sequence[Placement], count_bytes: Sequence[float], model: CostModel, mesh_dim: int
 ) -> float:
-    """What it costs to bring the inputs to a strategy's placements on one mesh dim.
+    """The cost of redistributing the inputs to the placements of a strategy on one mesh dim.
 
     Args:
         strategy: The strategy.
@@ -140,9 +141,9 @@ def strategy_us(
     partial = any(type(one) is Partial for one in placements)
     for source, target, count in zip(placements, strategy.inputs, count_bytes, strict=True):
         if type(target) is Partial and source != target and not partial and strategy.factor is None:
-            return inf  # nothing here is a Partial: only a bias beside a factor that is cut has to become one
+            return inf  # no input is a Partial: only a bias has to become one, if a factor is split
         total += model.change_us(source, target, count, mesh_dim)
-    # To scatter a sum and cut beside it what every rank has: the stream of a model would have to be gathered again.
+    # A sum would be scattered, and a replicated input split: the activations would have to be gathered again later.
     changes = {(type(source), type(target)) for source, target in zip(placements, strategy.inputs, strict=True)}
     if (Partial, Shard) in changes and (Replicate, Shard) in changes:
         total += max(
@@ -227,6 +228,6 @@ def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostM
                 known.add(after)
                 heapq.heappush(heap, (sum(one[place][0] for one, place in zip(lists, after, strict=True)), after))
     raise ValueError(
-        f"{match.call.op} writes into a tensor of placements {list(map(str, placements[0]))}, and no strategy of its "
-        f"rule '{match.rule.text}' leaves it there: redistribute it first, or use the op that returns a new tensor"
+        f"{match.call.op}: the op writes into a tensor of placements {list(map(str, placements[0]))}, and no strategy "
+        f"of its rule '{match.rule.text}' keeps them: redistribute it first, or use the op that returns a new tensor"
     )

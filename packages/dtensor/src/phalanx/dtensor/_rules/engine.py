@@ -32,7 +32,7 @@ from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard
 PARTIAL_OPS: dict[str, str] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "product"}
 """The op of the Partial that a reduction of a rule leaves."""
 
-# More inputs than this broadcast in one way only: all cut alike. 2**n - 1 ways would be too many.
+# More inputs than this broadcast in one way only, with the same split of all: 2**n - 1 ways would be too many.
 _MOST_BROADCAST = 4
 
 # ---- strategies -----------------------------------------------------------------------------------------------------
@@ -99,15 +99,17 @@ class _Deriver:
     def __init__(self, text: str, ranks: Sequence[int]) -> None:
         self.rule = rule = parse(text)
         if len(ranks) != len(rule.inputs):
-            raise RuleError(f"the sharding rule '{text}' is for {len(rule.inputs)} tensors, the call has {len(ranks)}")
+            raise RuleError(
+                f"the sharding rule '{text}' is for {len(rule.inputs)} tensors, and the call has {len(ranks)}"
+            )
         counts: list[int] = []
         for index, (tensor, rank) in enumerate(zip(rule.inputs, ranks, strict=True)):
             left = rank - tensor.explicit_count
             if tensor.dims is not None and (left < 0 or (left and not tensor.batched)):
                 least = "at least " if tensor.batched else ""
                 raise RuleError(
-                    f"the sharding rule '{text}' wants {least}{tensor.explicit_count} dims in input {index}, "
-                    f"the call has {rank}"
+                    f"the sharding rule '{text}' needs {least}{tensor.explicit_count} dims in input {index}, "
+                    f"and the call has {rank}"
                 )
             counts.append(left if tensor.batched else 0)
         self.inputs = tuple(_expand(one, count) for one, count in zip(rule.inputs, counts, strict=True))
@@ -274,5 +276,5 @@ def combine(strategies: Sequence[Strategy], facts: OpSizes, mesh_shape: Sequence
                 elif isinstance(placement, Partial):
                     kinds.add(placement.reduce_op)
             if len(kinds) > 1:
-                return False  # a sum of maxima is no maximum of sums
+                return False  # a sum of maxima is not a maximum of sums
     return True

@@ -1,4 +1,4 @@
-"""What a rank does differently from one process: sizes among its arguments, shares of means, results of nothing."""
+"""Differences between a rank and one process: sizes among the arguments, shares of means, results of empty parts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class LocalWork:
     shapes: tuple[tuple[int, ...], ...]
 
     def finish(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the op returned, scaled by the rank's share."""
+        """The results of the op, scaled by the share of the rank."""
         done = list(outputs)
         for index, share in self.scales:
             # A rank with a share of nothing may have got NaN, a mean of nothing: it adds nothing, not NaN.
@@ -49,7 +49,7 @@ class LocalWork:
         return done
 
     def filled(self, dtypes: Sequence[torch.dtype], device: torch.device | str = "cpu") -> list[torch.Tensor]:
-        """What stands for the result of a rank on which the op cannot run."""
+        """The results of a rank on which the op cannot run."""
         op = self.fills or "max"
         return [
             torch.full(shape, neutral(op, dtype), dtype=dtype, device=device)

@@ -120,7 +120,7 @@ class _Reader:
         self.whole: set[str] = set()
         for match in _TOKEN.finditer(text):
             if match.group(2):
-                self.fail("has a character that means nothing here", match.start(2))
+                self.fail("has an unexpected character", match.start(2))
             self.tokens.append((match.group(1), match.start(1)))
         self.tokens.append(("", len(text.rstrip())))
 
@@ -175,7 +175,7 @@ class _Reader:
         if self.next in ("*", "?"):
             word = self.take()
             if self.next not in (",", ";", "->", ""):
-                self.fail(f"has dims beside '{word}', which stands for a tensor of any rank")
+                self.fail(f"has dims together with '{word}', which stands for a tensor of any rank")
             return TensorDims(None, word == "?")
         dims: list[Dim] = []
         seen: set[str] = set()
@@ -203,7 +203,7 @@ class _Reader:
         while self.taken(","):
             found.append(self.tensor())
         if self.next not in end:
-            self.fail("lacks '->' and the tensors that come out" if "->" in end else "has a second '->'")
+            self.fail("lacks '->' and the output tensors" if "->" in end else "has a second '->'")
         return tuple(found)
 
     # ---- clauses -----------------------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ class _Reader:
 
     def name_in(self, known: set[str]) -> str:
         if self.next not in known:
-            self.fail(f"has a clause on '{self.next}', which is no factor of its tensors")
+            self.fail(f"has a clause on '{self.next}', which is not a factor of its tensors")
         return self.take()
 
     def reduction(self, rule_inputs: tuple[TensorDims, ...], outputs: tuple[TensorDims, ...]) -> Reduction:
@@ -230,12 +230,12 @@ class _Reader:
             self.fail(f"reduces '{name}', which must be whole", column)
         self.take()
         if self.next not in REDUCTIONS:
-            self.fail(f"reduces by '{self.next}'; there are {', '.join(REDUCTIONS)}")
+            self.fail(f"reduces by unknown reduce op '{self.next}'; expected one of {', '.join(REDUCTIONS)}")
         op = self.take()
         with_inputs: tuple[int, ...] = ()
         if self.taken("+"):
             if op not in ("sum", "mean"):
-                self.fail(f"joins an input to a reduction by {op}; only sums have that")
+                self.fail(f"joins an input to a reduction by {op}, which is allowed for sums only")
             with_inputs = self.joint(len(rule_inputs))
             for index in with_inputs:
                 if name in _names((rule_inputs[index],)):
@@ -244,7 +244,7 @@ class _Reader:
 
     def end_of_clause(self) -> None:
         if self.next not in (";", ""):
-            self.fail(f"goes on with '{self.next}' where a clause ends")
+            self.fail(f"has '{self.next}' where a clause must end")
 
 
 def _is_name(token: str) -> bool:

@@ -97,8 +97,8 @@ def _division(call: Call) -> RuleSpec:
 def _sum(order: str) -> RuleFunction:
     """add, sub and rsub: (self, other, alpha).
 
-    A maximum passes beside a finite number only: a term of it may be -inf, the maximum of an empty shard, and a tensor
-    may have an inf beside it.
+    A Partial maximum is kept only if the other argument is a finite number: a term of the maximum may be -inf, that of
+    an empty shard, and another tensor may have an inf at that place.
     """
 
     def write(call: Call) -> RuleSpec:
@@ -214,7 +214,7 @@ register_rules({name: _written(passes) for name, passes in _UNTAGGED.items()})
 register_rules(
     {
         "aten._to_copy.default": _cast,
-        # What was in self is gone, but its placement stays.
+        # The values of self are overwritten, but its placement stays.
         "aten.copy_.default": "..., ... -> ... ; pass 0+1",
         "aten.zero_.default": "... -> ... ; lin 0",
         "aten.zeros_like.default": "... -> ... ; lin 0 ; drop 0",
@@ -223,5 +223,5 @@ register_rules(
         "aten.view_as_complex.default": "... c! -> ... ; lin 0",
     }
 )
-# What was there is not read: these are whole even where it is a Partial (the gradient of a loss begins so).
+# The old values are not read, so these are replicated even if the tensor is a Partial (as a loss's first gradient).
 register_rules(dict.fromkeys(_LIKE.split(), "... -> ... ; drop 0"))

@@ -43,7 +43,7 @@ _default: Callable[[Any], str | RuleFunction | None] = lambda op: None  # noqa: 
 
 @dataclass(frozen=True)
 class ArgMeta:
-    """What a rule may know of a tensor."""
+    """The facts of a tensor that a rule may use."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -216,6 +216,6 @@ def find(
     facts = OpSizes(expanded.inputs, [one.shape for one in call.tensors], [one.dtype for one in call.tensors], given)
     strategies = expanded.strategies if listed is None else listed.strategies
     if in_place:
-        # What is written into keeps its placement.
+        # A tensor that is written into keeps its placement.
         strategies = tuple(one for one in strategies if one.outputs[0] == one.inputs[0] and not one.scale)
     return Match(call, parse(written), expanded, facts, strategies, in_place)

@@ -32,7 +32,7 @@ def resolved(numel: int, shape: Sequence[int]) -> list[int]:
 
 
 def _common(first: int, second: int) -> int:
-    """What two sizes have in common; of a SymInt, as far as its symbols or a guard say it."""
+    """The common factor of two sizes; for a SymInt, as far as its symbols or a guard show it."""
     if type(first) is int and type(second) is int:
         return gcd(first, second)
     if known_equal(first, second) or known_to_divide(first, second):
@@ -58,7 +58,7 @@ def _chain(left: list[int], right: list[int], factors: _Factors) -> tuple[list[s
             if not rest[side] and queues[side]:
                 rest[side] = queues[side].pop(0)
         if not agree:
-            # What is left of both shapes has no common pieces in order: opaque, never cut.
+            # The rest of both shapes has no common pieces in order: it is opaque, and never split.
             for side in (0, 1):
                 if rest[side]:
                     words[side].append(_group([*parts[side], factors.new(rest[side]) + "!"]))

@@ -56,7 +56,7 @@ _COLOR = re.compile(r"\x1B\[[0-?]*[ -/]*[@-~]")
 
 
 def counted_as(op: Any) -> Any:
-    """The name under which torch counts an op, or None: it is no collective.
+    """The name under which torch counts an op, or None if it is not a collective.
 
     Args:
         op: An OpOverload.
@@ -76,15 +76,15 @@ def counted_as(op: Any) -> Any:
 class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the collectives that are issued within it, by module and pass. Not collective.
 
-    What is called without DTensors counts as well: phalanx.collectives, torch's functional collectives, and
-    torch.distributed. Under a compiled graph nothing is seen.
+    Collectives that are called without DTensors count as well: those of phalanx.collectives, torch's functional
+    collectives, and torch.distributed. Collectives within a compiled graph are not counted.
 
     Attributes:
-        comm_counts: By op, how often.
-        comm_module_counts: By module, {"forward": counts, "backward": counts}; what a module issues counts for the
-            modules around it, too.
+        comm_counts: The number of calls of each op.
+        comm_module_counts: By module, {"forward": counts, "backward": counts}; a collective counts for its module and
+            for the modules that contain it.
         comm_module_operation_counts: By module, {"operations_list": ops}.
-        advanced_module_tracker: Knows the modules.
+        advanced_module_tracker: The tracker of the modules.
 
     Source: torch.distributed.tensor.debug.CommDebugMode.
     """
@@ -145,12 +145,23 @@ class CommDebugMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return "".join(f"{line}\n" for line in lines)
 
     def log_comm_debug_tracing_table_to_file(self, file_name: str = "comm_mode_log.txt", noise_level: int = 3) -> None:
-        """Write the table into a file, without colours."""
+        """Write the table of `generate_comm_debug_tracing_table` into a file, without colours.
+
+        Args:
+            file_name: The path of the file.
+            noise_level: As for `generate_comm_debug_tracing_table`.
+        """
         Path(file_name).write_text(_COLOR.sub("", self.generate_comm_debug_tracing_table(noise_level)))
 
     def generate_json_dump(self, file_name: str = "comm_mode_log.json", noise_level: int = 3) -> None:
-        """Write the tree into a file as JSON: for each module fqn, module_type, parameters, collectives, operations and
-        children."""
+        """Write the tree of modules into a file as JSON.
+
+        Each module has fqn, module_type, parameters, collectives, operations and children.
+
+        Args:
+            file_name: The path of the file.
+            noise_level: As for `generate_comm_debug_tracing_table`.
+        """
         helper = self.advanced_module_tracker.module_helper_dict
         nodes: dict[str, dict[str, Any]] = {}
         for name, about in helper.items():

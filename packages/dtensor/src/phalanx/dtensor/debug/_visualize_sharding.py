@@ -23,8 +23,8 @@ def _cells(operation: str, tensor: Any) -> list[_Cell]:
     spec: DTensorSpec = tensor._spec
     if spec.ndim > 2:
         raise RuntimeError(
-            f"{operation}: supports only tensors of up to two dims, and this one has {spec.ndim}: take a slice of it, "
-            "or print tensor._spec"
+            f"{operation}: supports only tensors of up to two dims, and this tensor has {spec.ndim}: take a slice of "
+            "it, or print tensor._spec"
         )
     owners: dict[tuple[tuple[int, int], tuple[int, int]], list[int]] = {}
     coordinates = product(*map(range, spec.mesh.shape))

@@ -1,4 +1,4 @@
-"""What may still change: local_map, register_sharding, implicit_replication, context_parallel.
+"""Functions that may still change: local_map, register_sharding, implicit_replication, context_parallel.
 
 Names, signatures and semantics follow torch.distributed.tensor.experimental of torch 2.13.
 """

@@ -66,23 +66,23 @@ def context_parallel(
 ) -> Iterator[None]:
     """Within it each rank of a mesh works on its part of the sequence. Collective over the mesh in each attention.
 
-    `buffers` are cut in place: each rank keeps a piece from the head and one from the tail of the sequence, so that
-    causal attention costs all the same. Then scaled_dot_product_attention of plain tensors gives what it would give for
-    whole sequences, for this rank's part, forward and backward. Everything else must work on each element of the
-    sequence alone. Lengths need not be divisible by anything. The backward may run after the context, and what an
-    activation checkpoint computes again is computed as within it; a function compiled by torch.compile may be called.
+    `buffers` are split in place: each rank retains a piece from the head and one from the tail of the sequence, so that
+    causal attention costs the same on all ranks. Then scaled_dot_product_attention of plain tensors gives, for this
+    rank's part, the result for the whole sequence, forward and backward. All other ops must work on each element of the
+    sequence alone. A length may be any number. The backward may run after the context, and activation checkpoints are
+    computed again as within it; a function compiled by torch.compile may be called.
 
     Args:
         mesh: A mesh of one dim, with CPU tensors.
-        buffers: What depends on the position: inputs, labels, position embeddings. No parameters, nothing that
-            autograd has recorded.
-        buffer_seq_dims: The dim of the sequence in each.
+        buffers: The tensors that depend on the position: inputs, labels, position embeddings. They must not be
+            parameters or results that autograd has recorded.
+        buffer_seq_dims: The dim of the sequence in each buffer.
         no_restore_buffers: The buffers that need not be made whole again at the end.
 
     Raises:
-        ValueError: `buffer_seq_dims` is not one dim for each buffer, a buffer has no such dim or is the result of an op
-            that records gradients, `no_restore_buffers` has others, or the mesh has several dims.
-        NotImplementedError: In an attention: a mask, dropout, or tensors that are not on the CPU.
+        ValueError: `buffer_seq_dims` does not have one dim for each buffer, a buffer has no such dim or is the result
+            of an op that records gradients, `no_restore_buffers` has other tensors, or the mesh has several dims.
+        NotImplementedError: An attention has a mask, dropout, or tensors that are not on the CPU.
 
     Source: torch.distributed.tensor.experimental.context_parallel.
 
@@ -141,19 +141,21 @@ def _check_buffers(buffers: Sequence[torch.Tensor], dims: Sequence[int], kept: S
             f"for {len(buffers)}"
         )
     if not all(any(one is buffer for buffer in buffers) for one in kept):
-        raise ValueError("context_parallel: no_restore_buffers must be some of the buffers, and has another tensor")
+        raise ValueError("context_parallel: no_restore_buffers has a tensor that is not one of the buffers")
     for index, (buffer, dim) in enumerate(zip(buffers, dims, strict=True)):
         if not -buffer.ndim <= dim < buffer.ndim:
-            raise ValueError(f"context_parallel: buffer {index} has shape {tuple(buffer.shape)}, and no dim {dim}")
+            raise ValueError(
+                f"context_parallel: buffer {index} has shape {tuple(buffer.shape)}, which has no dim {dim}"
+            )
         if buffer.requires_grad or isinstance(buffer, DTensor):
             raise ValueError(
-                f"context_parallel: buffer {index} requires gradients or is a DTensor: it is cut in place, so give a "
-                "plain tensor, and take what is computed from it within the context"
+                f"context_parallel: buffer {index} requires gradients or is a DTensor. It is split in place, so give a "
+                "plain tensor without gradients"
             )
 
 
 class _Context:
-    """What a context knows, and what is needed to compute again what was computed within it.
+    """The state of a context, with all that is needed to repeat a computation of it.
 
     Attributes:
         mode: What sees the attentions.
@@ -293,7 +295,7 @@ class _Attention(TorchFunctionMode):
         if whole < 0:
             raise ValueError(
                 "context_parallel: two buffers of different lengths have parts of one length on a rank, so the length "
-                "of the whole is not known: pad them to one length, or to multiples of twice the ranks"
+                "of the whole is not known: pad them to the same length, or to multiples of twice the number of ranks"
             )
         return whole
 
@@ -395,7 +397,9 @@ def _gradients(ctx: Any, grad: torch.Tensor | None, _: Any) -> Any:
 
 
 def _no_gradients(ctx: Any, *grads: Any) -> Any:
-    raise RuntimeError("context_parallel: attention has no gradients of gradients: attend to DTensors on the mesh")
+    raise RuntimeError(
+        "context_parallel: attention has no second derivatives: call attention with DTensors on the mesh instead"
+    )
 
 
 add_gradient("phalanx_dtensor::ring_attention", _gradients, _save, _library)

@@ -29,29 +29,30 @@ def local_map(
     *,
     redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
-    """A function of DTensors that runs `func` on their local tensors. Differentiable; collective where `func` is.
+    """A function of DTensors that runs `func` on their local tensors. Differentiable; collective if `func` is.
 
     Args:
-        func: Called with the local tensors in the place of DTensors; left out, `local_map` gives a decorator.
+        func: Called with local tensors in place of the DTensors. Without it `local_map` returns a decorator.
         out_placements: A list of placements for one output, a tuple of such lists for several, counted flat; None for
-            one that is no tensor, and for Replicate. Outputs are DTensors if an input was one. Where an input has
-            uneven shards, ranks tell each other the sizes of sharded outputs (a collective), and pieces that are no
-            chunks become a SizedShard; else all ranks must return as much. Where `func` returns what depends on
-            values, return a plain tensor and make the DTensor of it with `from_local(shape=...)` and a SizedShard.
+            an output that is not a tensor, and for Replicate. Outputs are DTensors if an input was one. If an input has
+            uneven shards, the ranks exchange the sizes of sharded outputs (a collective), and shards that are not the
+            chunks of torch.chunk become a SizedShard; otherwise all ranks must return the same sizes. If the sizes of
+            an output depend on values, return a plain tensor and make a DTensor of it with `from_local(shape=...)` and
+            a SizedShard.
         in_placements: The placements that each positional input must have, counted flat through lists and dicts; None
-            for one that is no DTensor. Left out, they are taken as they are.
-        in_grad_placements: What the gradients of the ranks are together, for each input; by default the placements of
-            the input.
+            for an input that is not a DTensor. By default any placements are accepted.
+        in_grad_placements: The placements of the gradients that the ranks give, for each input; by default those of the
+            input.
         device_mesh: The mesh of the outputs; by default that of the first DTensor.
-        redistribute_inputs: Bring inputs of other placements to those wanted, instead of raising.
+        redistribute_inputs: Whether to redistribute inputs of other placements, instead of raising.
 
     Returns:
         The function; or a decorator, without `func`.
 
     Raises:
-        ValueError: Inputs or outputs are not as many as their placements, or an input has other placements, or is on
-            another mesh than the first.
-        TypeError: Placements stand where there is no tensor, or the other way round, or `func` returned a DTensor.
+        ValueError: There is another number of inputs or outputs than of placements, or an input has other placements,
+            or is on another mesh than the first.
+        TypeError: A value that is not a tensor has placements, a tensor has none, or `func` returned a DTensor.
 
     Source: torch.distributed.tensor.experimental.local_map.
 
@@ -77,7 +78,7 @@ def local_map(
             if given is not None and len(given) != len(flat):
                 raise ValueError(
                     f"local_map: {what} has {len(given)} entries, and {name} is called with {len(flat)} positional "
-                    "inputs: write one entry for each, None for one that is no tensor"
+                    "inputs: write one entry for each, and None for an input that is not a tensor"
                 )
         mesh: Mesh | None = next((one.device_mesh for one in flat if isinstance(one, DTensor)), None)
         if mesh is None:
@@ -114,14 +115,14 @@ def _input(
     if not isinstance(value, DTensor):
         if not isinstance(value, torch.Tensor) and wanted is not None and wanted[0] is not None:
             raise TypeError(
-                f"local_map: input {index} of {name} is {type(value).__name__}, no tensor, and has placements "
-                f"{list(wanted[0])}: write None"
+                f"local_map: input {index} of {name} is {type(value).__name__}, not a tensor, and in_placements has "
+                f"{list(wanted[0])} for it: write None"
             )
         return value
     if mesh_id(value.device_mesh) != mesh_id(mesh):
         raise ValueError(
             f"local_map: input {index} of {name} is on mesh {describe(value.device_mesh)}, the first DTensor on "
-            f"{describe(mesh)}: bring them to one mesh with redistribute(mesh, placements)"
+            f"{describe(mesh)}: move them to one mesh with redistribute(mesh, placements)"
         )
     for what, given in (("in_placements", wanted), ("in_grad_placements", grad)):
         if given is not None and given[0] is None:
@@ -135,7 +136,7 @@ def _input(
             if not may_move:
                 raise ValueError(
                     f"local_map: input {index} of {name} has placements {list(value.placements)}, and in_placements "
-                    f"wants {list(placements)}: redistribute it, or write redistribute_inputs=True"
+                    f"has {list(placements)}: redistribute it, or write redistribute_inputs=True"
                 )
             value = value.redistribute(placements=placements)
     return wait_if_pending(value.to_local(grad_placements=None if grad is None else grad[0]))
@@ -160,7 +161,7 @@ def _outputs(name: str, result: Any, given: OutputPlacements, mesh: Mesh, is_une
     if len(each) != len(flat):
         raise ValueError(
             f"local_map: out_placements is for {len(each)} outputs, and {name} returned {len(flat)}: write a tuple "
-            "with one list of placements for each, None for one that is no tensor"
+            "with one list of placements for each, and None for an output that is not a tensor"
         )
     parts = enumerate(zip(flat, each, strict=True))
     return tree_unflatten([_output(name, at, value, one, mesh, is_uneven) for at, (value, one) in parts], tree)
@@ -174,8 +175,8 @@ def _output(name: str, index: int, value: Any, placements: PlacementType, mesh: 
     if not isinstance(value, torch.Tensor):
         if placements is not None:
             raise TypeError(
-                f"local_map: output {index} of {name} is {type(value).__name__}, no tensor, and has placements "
-                f"{list(placements)}: write None"
+                f"local_map: output {index} of {name} is {type(value).__name__}, not a tensor, and out_placements has "
+                f"{list(placements)} for it: write None"
             )
         return value
     local = wait_if_pending(value)
@@ -194,7 +195,7 @@ def global_from_shards(
     """Placements and shape of the tensor of which ranks have pieces of any sizes. Collective over the mesh.
 
     Raises:
-        ValueError: Pieces do not make up one tensor that placements can describe; on every rank alike.
+        ValueError: The pieces do not make up one tensor that placements can describe. Raised on every rank.
     """
     placed, shape = list(placements), list(local.shape)
     cutting = [mesh_dim for mesh_dim, one in enumerate(placed) if isinstance(one, Shard) and mesh.shape[mesh_dim] > 1]
@@ -231,7 +232,7 @@ def _need_equal(rows: torch.Tensor, dim: int, mesh_dim: int, placement: AnyPlace
     """Refuse pieces that have other sizes in each row of the mesh."""
     if bool((rows != rows[:1]).any()):
         raise ValueError(
-            f"local_map: along mesh dim {mesh_dim} ({placement}) the rows of the mesh have pieces of sizes "
-            f"{rows.tolist()} of dim {dim}: a tensor has pieces of the same sizes in every row, so return as much in "
-            "each, or use a mesh of one dim for pieces of any sizes"
+            f"local_map: along mesh dim {mesh_dim} ({placement}) the rows of the mesh returned shards of sizes "
+            f"{rows.tolist()} of dim {dim}, and every row must have the same sizes: return shards of the same sizes, "
+            "or use a mesh of one dim, where any sizes are possible"
         )

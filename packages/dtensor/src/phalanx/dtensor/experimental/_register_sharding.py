@@ -24,7 +24,7 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
 
         register_sharding(torch.ops.my.matmul.default, "m k, k n -> m n ; k:sum")
 
-    Uneven and empty shards are cut as the text says; meshes of several dims follow from it. Or with a function::
+    The text holds for uneven and empty shards, too, and for meshes of several dims. Or with a function::
 
         @register_sharding(torch.ops.my.softmax.default)
         def shardings(x, dim):
@@ -33,21 +33,21 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
 
     It gets the arguments of a call, tensors as objects with `shape`, `ndim` and `dtype`, and returns either a text, or
     pairs (placements of the outputs, placements of the arguments), each a way to shard one mesh dim; None stands for an
-    argument that is no tensor. Only pairs that cut dims into equal parts are used, since the op may treat others in any
-    way; with whole tensors an op may always run.
+    argument that is not a tensor. Only pairs that split dims into equal parts are used, because nothing is known of the
+    op on unequal parts; with whole tensors an op may always run.
 
     Args:
         op: An OpOverload, or several.
         rule: The text; without one a decorator is returned.
 
     Returns:
-        A decorator; after a text it is of no use.
+        A decorator; ignore it if a text was given.
 
     Raises:
-        TypeError: `op` is no OpOverload.
-        RuleError: The text is malformed, with the column; or (a ValueError too) it is not for this op.
-        ValueError: The op is one that this package does itself (random, foreach); or, in a call, what the function
-            returned does not fit the op.
+        TypeError: `op` is not an OpOverload.
+        RuleError: The text is malformed (the error gives the column), or it is not for this op. A ValueError, too.
+        ValueError: This package has a handler of its own for the op (random, foreach); or, in a call, the result of the
+            function does not fit the op.
 
     Source: torch.distributed.tensor.experimental.register_sharding; the text is this package's own.
 
@@ -68,7 +68,9 @@ def register_sharding(op: Op | list[Op], rule: str | None = None) -> Callable[[S
                 "torch.ops.library.name.default"
             )
         if _custom_handlers.find(one) is not None:
-            raise ValueError(f"register_sharding: {one} is done by this package itself, and takes no rule")
+            raise ValueError(
+                f"register_sharding: {one} has a handler of its own in this package, so it cannot have a rule"
+            )
 
     if rule is not None:
         for one in ops:
@@ -132,7 +134,7 @@ def _check(op: Op, text: str) -> None:
 
 
 def _written(function: ShardingFunction, call: Call) -> RuleSpec:
-    """What a function of the user says of a call."""
+    """The rule that a function of the user returns for a call."""
     positional, named = _as_called(call)
     found = function(*positional, **named)
     if isinstance(found, str):
@@ -190,7 +192,7 @@ def _strategy(call: Call, index: int, given: Any, sizes: dict[str, int]) -> Stra
                 raise ValueError(f"{where}: argument {number} is a tensor, and has no placement: write Replicate()")
             wanted.append(_on(where, number, _placement(where, placement), value))
         elif placement is not None:
-            raise ValueError(f"{where}: argument {number} is no tensor, and has {placement!r}: write None")
+            raise ValueError(f"{where}: argument {number} is not a tensor, and has {placement!r}: write None")
     if len(inputs) > len(flat):
         raise ValueError(f"{where} has placements for {len(inputs)} arguments, and the call has {len(flat)}")
     cut = tuple((at, one.dim) for at, one in enumerate(wanted) if isinstance(one, Shard))
@@ -204,10 +206,12 @@ def _strategy(call: Call, index: int, given: Any, sizes: dict[str, int]) -> Stra
 
 def _placement(where: str, given: Any) -> AnyPlacement:
     if not isinstance(given, Placement):
-        raise ValueError(f"{where} has {given!r}, which is no placement: write Shard(dim), Replicate() or Partial()")
+        raise ValueError(f"{where} has {given!r}, which is not a placement: write Shard(dim), Replicate() or Partial()")
     placement = as_placement(given)
     if split_dim(placement) is not None and not isinstance(placement, Shard):
-        raise ValueError(f"{where} has {placement!r}: of the placements that cut, a rule knows Shard alone")
+        raise ValueError(
+            f"{where} has {placement!r}, which a rule cannot have: write Shard(dim), Replicate() or Partial()"
+        )
     return placement
 
 
@@ -216,5 +220,7 @@ def _on(where: str, number: int, placement: AnyPlacement, tensor: ArgMeta) -> An
     if not isinstance(placement, Shard):
         return placement
     if not -tensor.ndim <= placement.dim < tensor.ndim:
-        raise ValueError(f"{where}: argument {number} has {tensor.ndim} dims, and {placement!r} cuts another")
+        raise ValueError(
+            f"{where}: argument {number} has {tensor.ndim} dims, and {placement!r} splits a dim that it does not have"
+        )
     return on_dim(placement, placement.dim % tensor.ndim)

@@ -22,22 +22,22 @@ def parallelize_module(
     *,
     src_data_rank: int | None = 0,
 ) -> nn.Module:
-    """Spread a module over the ranks of a mesh dim as a plan says. Collective over the mesh.
+    """Shard a module over the ranks of a mesh as a plan says. Collective over the mesh.
 
     Args:
         module: The module; changed in place.
-        device_mesh: A mesh of one dim; by default the one of the `with mesh:` around. Take one dim of a larger mesh by
+        device_mesh: A mesh of one dim; by default that of the enclosing `with mesh:`. Take one dim of a larger mesh by
             its name: mesh["tp"].
         parallelize_plan: A style for the module itself; or styles by the names of submodules, each part of a name a
             pattern of fnmatch ("layers.*.mlp.up"), and "" for the module itself.
-        src_data_rank: The rank of the mesh whose parameters count. None takes those that each rank has, without
-            communication: they must be the same.
+        src_data_rank: The rank of the mesh whose parameters are used. None uses the parameters that each rank has,
+            without communication: they must be the same.
 
     Returns:
         The module.
 
     Raises:
-        TypeError: The plan, or an entry of it, is of another type.
+        TypeError: The plan, or an entry of it, has another type.
         ValueError: The mesh has several dims.
         RuntimeError: There is no mesh.
         NotImplementedError: A style is not for a module that the plan gives it to.
@@ -51,14 +51,14 @@ def parallelize_module(
         ((Shard(dim=0),), (Shard(dim=1),))
     """
     mesh = current_mesh("parallelize_module") if device_mesh is None else device_mesh
-    mesh_id(mesh)  # refuses what is no mesh
+    mesh_id(mesh)  # refuses a value that is not a mesh
     if mesh.ndim != 1:
         raise ValueError(
             f"parallelize_module: the mesh must have one dim, and {describe(mesh)} has {mesh.ndim}: take one by its "
             'name, as in mesh["tp"]'
         )
     if parallelize_plan is None:
-        warnings.warn("parallelize_module: without a parallelize_plan nothing is done", stacklevel=2)
+        warnings.warn("parallelize_module: no parallelize_plan was given, so nothing is done", stacklevel=2)
         return module
     _check(parallelize_plan)
     _apply(module, mesh, parallelize_plan, src_data_rank)
@@ -102,8 +102,8 @@ def _apply(
         found = [module] if name == "" else _matching(module, name)
         if not found:
             warnings.warn(
-                f"parallelize_module: no submodule of {type(module).__name__} matches {name!r} of the plan, and the "
-                f"entry is left out; its children are {[child for child, _ in module.named_children()]}",
+                f"parallelize_module: no submodule of {type(module).__name__} matches {name!r} of the plan, so "
+                f"the entry is ignored; its children are {[child for child, _ in module.named_children()]}",
                 stacklevel=3,
             )
         for one in found:

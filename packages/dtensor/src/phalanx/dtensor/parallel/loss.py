@@ -1,4 +1,4 @@
-"""loss_parallel: the loss of scores whose classes are sharded, without gathering them."""
+"""loss_parallel: losses of scores whose classes are sharded, without gathering the scores."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ __all__ = ["loss_parallel"]
 
 @contextmanager
 def loss_parallel() -> Iterator[None]:
-    """Within it, cross_entropy and nll_loss take a plain target and weight beside scores that are a DTensor.
+    """Within it, cross_entropy and nll_loss take a plain target and weight together with scores that are a DTensor.
 
     Scores that are sharded on the classes are not gathered, forward and backward, with or without this context: see
-    `_algorithms/class_parallel_loss.py`. So backward may run outside it. The context serves the plain target: it counts
-    as replicated, so every rank must have the whole of it. On a mesh that shards the batch too, the target may be a
-    DTensor with shards of it instead.
+    `_algorithms/class_parallel_loss.py`. So backward may run outside it. The context is for the plain target, which
+    counts as replicated: every rank must have the whole target. On a mesh that shards the batch too, the target may be
+    a sharded DTensor instead.
 
     Every reduction works on meshes of any number of dims, with `weight`, `ignore_index` and `label_smoothing`.
     Not collective; the losses within are.

@@ -1,6 +1,6 @@
 """Parallel styles: modules by columns, by rows and on shards of the sequence, and placements of inputs and outputs.
 
-Semantics of torch.distributed.tensor.parallel of torch 2.13. What differs: modules that share an input share its
+Semantics of torch.distributed.tensor.parallel of torch 2.13, with one difference: modules that share an input share its
 conversion, and so the reduction of its gradient (see `_input_cache`).
 """
 
@@ -71,7 +71,7 @@ def layout_of(style: str, name: str, given: Placement | None, default: AnyPlacem
 
 
 class _LinearStyle(ParallelStyle):
-    """What Colwise and Rowwise have in common."""
+    """The common part of ColwiseParallel and RowwiseParallel."""
 
     desired_input_layouts: Layouts
 
@@ -118,18 +118,19 @@ class _LinearStyle(ParallelStyle):
 
 
 class ColwiseParallel(_LinearStyle):
-    """An nn.Linear whose output features, or an nn.Embedding whose embedding dim, are spread over the ranks.
+    """An nn.Linear whose output features, or an nn.Embedding whose embedding dim, are sharded over the ranks.
 
-    Modules that get one input tensor one after the other (q, k, v) share its conversion: its gradient is reduced once.
+    Modules that get the same input tensor one after the other (q, k, v) share its conversion: its gradient is reduced
+    once.
 
     Args:
-        input_layouts: The placement of the input, where it is a plain tensor; Replicate by default. It is brought to
-            Replicate (gathered, if Shard).
+        input_layouts: The placement of the input, if it is a plain tensor; Replicate by default. The input is
+            redistributed to Replicate: gathered if it is a Shard.
         output_layouts: The placement of the output; sharded on the last dim by default.
         use_local_output: Whether the output is the local tensor, and not the DTensor.
 
     Raises:
-        TypeError: A layout is no placement.
+        TypeError: A layout is not a placement.
 
     Source: torch.distributed.tensor.parallel.ColwiseParallel.
     """
@@ -159,17 +160,17 @@ class ColwiseParallel(_LinearStyle):
 
 
 class RowwiseParallel(_LinearStyle):
-    """An nn.Linear whose input features, or an nn.Embedding whose rows, are spread over the ranks.
+    """An nn.Linear whose input features, or an nn.Embedding whose rows, are sharded over the ranks.
 
     The output is a sum of terms of all ranks: all-reduced for Replicate, reduce-scattered for Shard.
 
     Args:
-        input_layouts: The placement of the input, where it is a plain tensor; sharded on the last dim by default.
+        input_layouts: The placement of the input, if it is a plain tensor; sharded on the last dim by default.
         output_layouts: The placement of the output; Replicate by default.
         use_local_output: Whether the output is the local tensor, and not the DTensor.
 
     Raises:
-        TypeError: A layout is no placement.
+        TypeError: A layout is not a placement.
 
     Source: torch.distributed.tensor.parallel.RowwiseParallel.
     """
@@ -201,13 +202,13 @@ class RowwiseParallel(_LinearStyle):
 
 
 class SequenceParallel(ParallelStyle):
-    """A module that works on each element of the sequence alone (LayerNorm, RMSNorm, Dropout), on pieces of it.
+    """A module that works on each element of the sequence alone (LayerNorm, RMSNorm, Dropout), on a sharded sequence.
 
-    Parameters are replicated as each rank has them: norms begin with ones and zeros. The gradient of a parameter is the
-    sum over the pieces, once somebody reads it.
+    Parameters are replicated with the values that each rank has: norms begin with ones and zeros. The gradient of a
+    parameter is summed over the shards when it is read.
 
     Args:
-        sequence_dim: The dim of the sequence; a plain input is this rank's piece of it.
+        sequence_dim: The dim of the sequence; a plain input is this rank's shard of it.
         use_local_output: Whether the output is the local tensor, and not the DTensor.
 
     Source: torch.distributed.tensor.parallel.SequenceParallel.
@@ -242,7 +243,7 @@ class SequenceParallel(ParallelStyle):
 Given: TypeAlias = Placement | Sequence[Placement | None]
 Entries: TypeAlias = tuple[AnyPlacement | None, ...]
 _Made: TypeAlias = list[tuple[torch.Tensor, tuple[AnyPlacement | None, ...], DTensor]]
-"""What was made of the inputs of one call so far: (input, its layouts, DTensor)."""
+"""The conversions of the inputs of one call so far: (input, its layouts, DTensor)."""
 
 
 def _entries(style: str, name: str, given: Given) -> Entries:
@@ -266,20 +267,19 @@ def _same_length(style: str, first: str, second: str, a: Any, b: Any) -> None:
 
 
 class PrepareModuleInput(ParallelStyle):
-    """Make DTensors of the inputs of a module, in the placements that it wants.
+    """Convert the inputs of a module to DTensors of the desired placements.
 
     Args:
-        input_layouts: The placements of positional inputs that are plain tensors: one, or one for each input with None
-            where an input is to stay as it is. A DTensor stays in the placements that it has until it is brought to the
-            desired ones.
-        desired_input_layouts: The placements to bring them to; None keeps what they have.
-        input_kwarg_layouts: The same for keyword inputs, by name; what is not named stays as it is.
-        desired_input_kwarg_layouts: The same, by name.
+        input_layouts: The placements of positional inputs that are plain tensors: one placement, or one for each input,
+            with None for an input that is not changed. A DTensor has its own placements.
+        desired_input_layouts: The placements to redistribute the inputs to; None for no redistribution.
+        input_kwarg_layouts: As `input_layouts` for keyword inputs, by name; other keyword inputs are not changed.
+        desired_input_kwarg_layouts: As `desired_input_layouts`, by name.
         use_local_output: Whether the module gets local tensors, and not DTensors.
 
     Raises:
-        ValueError: Layouts and desired layouts are not as many, or the desired ones are missing.
-        TypeError: A layout is no placement.
+        ValueError: There is another number of layouts than of desired layouts, or the desired ones are missing.
+        TypeError: A layout is not a placement.
 
     Source: torch.distributed.tensor.parallel.PrepareModuleInput.
     """
@@ -301,7 +301,7 @@ class PrepareModuleInput(ParallelStyle):
         self.use_local_output = use_local_output
         if self.input_layouts is not None:
             if self.desired_input_layouts is None:
-                raise ValueError(f"{who}: with input_layouts desired_input_layouts are needed")
+                raise ValueError(f"{who}: input_layouts was given without desired_input_layouts: give both")
             _same_length(who, "input_layouts", "desired_input_layouts", self.input_layouts, self.desired_input_layouts)
         self.with_kwargs = input_kwarg_layouts is not None
         self.input_kwarg_layouts = _named(who, input_kwarg_layouts)
@@ -382,17 +382,17 @@ def _named(who: str, given: Mapping[str, Placement] | None) -> dict[str, AnyPlac
 
 
 class PrepareModuleOutput(ParallelStyle):
-    """Bring the outputs of a module to the placements wanted.
+    """Redistribute the outputs of a module to the desired placements.
 
     Args:
-        output_layouts: The placements of outputs that are plain tensors: one, or one for each output with None where an
-            output is to stay as it is.
-        desired_output_layouts: The placements to bring them to.
-        use_local_output: Whether local tensors come out, and not DTensors.
+        output_layouts: The placements of outputs that are plain tensors: one placement, or one for each output, with
+            None for an output that is not changed.
+        desired_output_layouts: The placements to redistribute the outputs to.
+        use_local_output: Whether the outputs are local tensors, and not DTensors.
 
     Raises:
-        ValueError: Layouts and desired layouts are not as many.
-        TypeError: A layout is no placement.
+        ValueError: There is another number of layouts than of desired layouts.
+        TypeError: A layout is not a placement.
 
     Source: torch.distributed.tensor.parallel.PrepareModuleOutput.
     """

@@ -7,7 +7,7 @@ _common.py                 checks, counterparts of a tensor on other ranks, redu
 all_reduce.py              all_reduce, reduce_scatter, tiles
 all_to_all_vdev.py         all_to_all of rows, by rank and by expert
 fused_matmul.py            matmul with the collective before or after it
-fused_matmul_cuda.py       the same on CUDA, where copies run beside the products
+fused_matmul_cuda.py       the same on CUDA, where copies run during the products
 memset32.py                32-bit words
 p2p.py                     all_gather, reduce_scatter, the tensors of other ranks
 reduce_scatter_offset.py   reduce_scatter of blocks of any sizes
@@ -82,7 +82,7 @@ def _profiled(schema: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         inputs = [argument for argument in arguments.values() if isinstance(argument, torch.Tensor)][:1]
         out = arguments.get("out")
         outputs = [out] if isinstance(out, torch.Tensor) else inputs
-        group = resolve(arguments["group_name"])
+        group = resolve(arguments["group_name"], collective)
         numbered = is_counted and inputs[0].is_cpu and not (arguments.get("split_last_dim") and inputs[0].dim() > 1)
         with profiling.shown(collective, inputs, outputs, group.initialized(), name=group.name, numbered=numbered):
             return kernel(*args, **kwargs)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from phalanx.collectives.reductions import REDUCTIONS, accumulation_dtype, combine
+from phalanx.collectives.reductions import REDUCTIONS, accumulation_dtype, combine, unknown_reduction
 from phalanx.core import InvalidArgumentError, ReduceOp
 from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._process_group import resolve
@@ -31,9 +31,9 @@ def reduction_of(operation: str, name: str) -> ReduceOp:
     Raises:
         InvalidArgumentError: There is no such reduction.
     """
-    reduction = REDUCTIONS.get(name.lower())
+    reduction = REDUCTIONS.get(name.lower()) if isinstance(name, str) else None
     if reduction is None:
-        raise InvalidArgumentError(f"{operation}: Invalid reduce operation {name}; use one of {', '.join(REDUCTIONS)}")
+        raise InvalidArgumentError(unknown_reduction(operation, name))
     return reduction
 
 
@@ -51,9 +51,9 @@ def check_like(operation: str, out: torch.Tensor, shape: Sequence[int], like: to
         )
 
 
-def size_of(group_name: str) -> int:
+def size_of(group_name: str, operation: str = "an op of symm_mem") -> int:
     """The number of ranks of a group. Not collective."""
-    return resolve(group_name).info.world_size
+    return resolve(group_name, operation).info.world_size
 
 
 def peer_views(handle: SymmetricMemory, tensor: torch.Tensor) -> list[torch.Tensor]:

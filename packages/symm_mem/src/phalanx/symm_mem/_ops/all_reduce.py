@@ -56,7 +56,9 @@ def _copied(operation: str, symm_buffer: torch.Tensor, local_input: torch.Tensor
             f"{symm_buffer.numel()} of {symm_buffer.dtype}"
         )
     if not symm_buffer.is_contiguous():
-        raise InvalidArgumentError(f"{operation}: the symmetric buffer must be contiguous")
+        raise InvalidArgumentError(
+            f"{operation}: the symmetric buffer has strides {list(symm_buffer.stride())}; it must be contiguous"
+        )
     placed = symm_buffer.view(-1)[: local_input.numel()].view(local_input.shape)
     placed.copy_(local_input)
     return placed
@@ -129,7 +131,7 @@ def multimem_one_shot_reduce_out(
 
 def _check_root(operation: str, root: int, size: int) -> None:
     if not 0 <= root < size:
-        raise InvalidArgumentError(f"{operation}: root is {root}; the group has the ranks 0 to {size - 1}")
+        raise InvalidArgumentError(f"{operation}: root is {root}; the ranks of the group are 0 to {size - 1}")
 
 
 def reduce_scatter_out(
@@ -185,9 +187,13 @@ def _reduce_tiles(
     """Tile i is reduced over all ranks into `out_tile` of rank roots[i]."""
     reduction_of(operation, reduce_op)
     if len(in_tiles) != len(roots) or not in_tiles:
-        raise InvalidArgumentError(f"{operation}: {len(in_tiles)} tiles and {len(roots)} roots; one root for each tile")
+        raise InvalidArgumentError(
+            f"{operation}: there are {len(in_tiles)} tiles and {len(roots)} roots; give one root for each tile"
+        )
     if len(set(roots)) != len(roots):
-        raise InvalidArgumentError(f"{operation}: the roots {list(roots)} name a rank twice, which has one output")
+        raise InvalidArgumentError(
+            f"{operation}: the roots are {list(roots)}; each rank may be there once, because it has one output"
+        )
     size = size_of(group_name)
     for root in roots:
         _check_root(operation, root, size)

@@ -27,7 +27,7 @@ def all_to_all_vdev(
     tensor: torch.Tensor, out: torch.Tensor, in_splits: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str
 ) -> None:
     """Send rows to the ranks by each rank's `in_splits`; `out_splits_offsets` gets the received splits and offsets."""
-    operation, members = "all_to_all_vdev", resolve(group_name)
+    operation, members = "all_to_all_vdev", resolve(group_name, "all_to_all_vdev")
     size = members.info.world_size
     if list(in_splits.shape) != [size]:
         raise InvalidArgumentError(f"{operation}: in_splits is {list(in_splits.shape)}; it must have {size} elements")
@@ -45,7 +45,7 @@ def all_to_all_vdev_2d(
     major_align: int | None = None,
 ) -> None:
     """Send rows to experts by `in_splits` (rank, expert); the result is by expert and rank, in aligned blocks."""
-    operation, members = "all_to_all_vdev_2d", resolve(group_name)
+    operation, members = "all_to_all_vdev_2d", resolve(group_name, "all_to_all_vdev_2d")
     size, align = members.info.world_size, 1 if major_align is None else major_align
     if align < 1:
         raise InvalidArgumentError(f"{operation}: major_align is {align}; it must be positive")
@@ -67,7 +67,7 @@ def all_to_all_vdev_2d_offset(
     group_name: str,
 ) -> None:
     """Send rows back by `in_splits_offsets` (expert, rank), with any offsets; the result is by rank and expert."""
-    operation, members = "all_to_all_vdev_2d_offset", resolve(group_name)
+    operation, members = "all_to_all_vdev_2d_offset", resolve(group_name, "all_to_all_vdev_2d_offset")
     size = members.info.world_size
     if in_splits_offsets.dim() != 2 or in_splits_offsets.shape[0] != 2 or in_splits_offsets.shape[1] % size:
         raise InvalidArgumentError(
@@ -118,7 +118,11 @@ class _Exchange:
         self._handle = handle_of(operation, tensor, members.name)
         self._row, self._dtype = tensor.shape[1:], tensor.dtype
         if tensor.is_cuda:  # when the splits are there, which the host must read, this rank's rows are, too
-            refuse_capture(operation, tensor.device, "the splits must be read by the host; capture what is around it")
+            refuse_capture(
+                operation,
+                tensor.device,
+                "the host must read the splits; capture the work before and after it separately",
+            )
             torch.cuda.current_stream(tensor.device).synchronize()
             splits = splits.cpu()
         own = [tensor.shape[0], out.shape[0], self._handle.offset // tensor.element_size()]
@@ -140,7 +144,7 @@ class _Exchange:
                 raise MismatchError(
                     f"{self._operation} on group {self._members.name!r}: rank {rank} has rows of {row} elements of "
                     f"{nbytes} bytes, {listed} splits and the alignment {align}; rank 0 has {first}. They must be "
-                    "alike on all ranks; nothing was moved.",
+                    "the same on all ranks; nothing was moved.",
                     group=self._members.name,
                 )
         return [numbers[: len(own)] for numbers in numbers_of_all]
@@ -194,7 +198,8 @@ class _Exchange:
             needed = int(torch.where(came > 0, placed[rank] + came, 0).amax()) if came.numel() else 0
             if needed > space:
                 raise InvalidArgumentError(
-                    f"{self._operation}: {needed} rows come to rank {rank}, whose output has {space}; nothing was moved"
+                    f"{self._operation}: rank {rank} receives {needed} rows, and its output has {space}; nothing was "
+                    "moved"
                 )
 
 

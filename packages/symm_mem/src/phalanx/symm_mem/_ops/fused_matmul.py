@@ -1,7 +1,7 @@
 """Matrix products fused with the collective before or after them.
 
-On CPU nothing moves data beside the cores that compute, and a product that is cut into one for each rank packs its
-operands again for each. There is therefore one product, and fusing avoids the copies, new pages and waits around it:
+On CPU the cores that compute also move the data, and a product that is split into one for each rank packs its operands
+again for each. There is therefore one product, and fusing avoids the copies, new pages and waits around it:
 
 all_gather, then matmul. The shards of all ranks are mapped one after another (as by `SymmetricMemory.get_gathered`), so
 the product reads them in place, as one matrix. If A is not in symmetric memory, it is copied into staging before.
@@ -36,7 +36,7 @@ def _check_product(operation: str, a: torch.Tensor, b: torch.Tensor, inner: int,
             f"dims or more, and B must be a matrix of the same dtype with {inner} rows"
         )
     if not -a.dim() <= dim < a.dim():
-        raise InvalidArgumentError(f"{operation}: dim {dim} of a tensor that has {a.dim()}")
+        raise InvalidArgumentError(f"{operation}: dim is {dim}; it must be from {-a.dim()} to {a.dim() - 1}")
     return dim % a.dim()
 
 
@@ -80,7 +80,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) 
 def fused_all_gather_matmul(
     a: torch.Tensor, bs: Sequence[torch.Tensor], gather_dim: int, group_name: str, return_a: bool = True
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    operation, members = "fused_all_gather_matmul", resolve(group_name)
+    operation, members = "fused_all_gather_matmul", resolve(group_name, "fused_all_gather_matmul")
     size = members.info.world_size
     a, bs = _plain(a), [_plain(b) for b in bs]
     if a.is_cuda:
@@ -110,7 +110,10 @@ def _gather_products(
 
 def _check_gather(operation: str, a: torch.Tensor, bs: Sequence[torch.Tensor], gather_dim: int, size: int) -> int:
     if a.dim() < 2 or not -a.dim() <= gather_dim < a.dim():
-        raise InvalidArgumentError(f"{operation}: cannot gather along dim {gather_dim} of a tensor of {list(a.shape)}")
+        raise InvalidArgumentError(
+            f"{operation}: A has shape {list(a.shape)} and gather_dim is {gather_dim}; A needs two dims or more, and "
+            "gather_dim must be one of them"
+        )
     dim = gather_dim % a.dim()
     inner = a.shape[-1] * size if dim == a.dim() - 1 else a.shape[-1]
     for b in bs:
@@ -132,7 +135,7 @@ def _products(
 def fused_matmul_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> torch.Tensor:
-    operation, members = "fused_matmul_reduce_scatter", resolve(group_name)
+    operation, members = "fused_matmul_reduce_scatter", resolve(group_name, "fused_matmul_reduce_scatter")
     size = members.info.world_size
     a, b = _plain(a), _plain(b)
     if a.is_cuda:
@@ -166,7 +169,7 @@ def _check_scatter(
 ) -> tuple[int, list[int]]:
     """Check the operands. Returns the dim, counted from the front, and the shape of one rank's part."""
     if reduce_op.lower() not in ("sum", "avg"):
-        raise InvalidArgumentError(f"{operation}: Invalid reduce operation {reduce_op}; use sum or avg")
+        raise InvalidArgumentError(f"{operation}: unknown reduce op {reduce_op!r}; expected sum or avg")
     dim = _check_product(operation, a, b, a.shape[-1] if a.dim() else 0, scatter_dim)
     shape = [*a.shape[:-1], b.shape[1]]
     if shape[dim] % size:

@@ -1,4 +1,4 @@
-"""Matrix products fused with the collective before or after them, on CUDA: copies run beside the products.
+"""Matrix products fused with the collective before or after them, on CUDA: copies run during the products.
 
 A large product is cut into one for each rank, and a second stream, with the copy engines, moves the data of one of them
 while another is computed:

@@ -16,10 +16,11 @@ def _checked(operation: str, tensor: torch.Tensor, offset: int, count: int, valu
         )
     if offset < 0 or count < 0 or offset + count > tensor.numel():
         raise InvalidArgumentError(
-            f"{operation}: words {offset} to {offset + count} of a tensor that has {tensor.numel()}"
+            f"{operation}: offset is {offset} and count {count}, and the tensor has {tensor.numel()} words; the words "
+            "must be inside"
         )
     if not -(1 << 31) <= value <= _LARGEST:
-        raise InvalidArgumentError(f"{operation}: {value} is no value of 32 bits")
+        raise InvalidArgumentError(f"{operation}: val is {value}; it must fit into 32 bits")
     return tensor.view(-1).view(torch.int32)
 
 

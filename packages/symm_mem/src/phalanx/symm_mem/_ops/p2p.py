@@ -26,7 +26,7 @@ def get_remote_tensors(x: torch.Tensor, group_name: str) -> list[torch.Tensor]:
 def _low_contention_all_gather(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     operation = "_low_contention_all_gather"
     out = _gathered(tensor, group_name)
-    gather_into(operation, tensor.contiguous(), out, resolve(group_name))
+    gather_into(operation, tensor.contiguous(), out, resolve(group_name, operation))
     return out
 
 
@@ -38,7 +38,7 @@ def _gathered(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
 def multimem_all_gather_out(tensor: torch.Tensor, group_name: str, out: torch.Tensor) -> torch.Tensor:
     check_like("multimem_all_gather_out", out, _gathered(tensor, group_name).shape, tensor)
     if out.is_cuda and out.is_contiguous():  # NVLink switches write it at once if it is symmetric as well
-        gather_into("multimem_all_gather_out", tensor.contiguous(), out, resolve(group_name))
+        gather_into("multimem_all_gather_out", tensor.contiguous(), out, resolve(group_name, "multimem_all_gather_out"))
         return out
     return out.copy_(_low_contention_all_gather(tensor, group_name))
 
@@ -53,7 +53,7 @@ def _low_contention_reduce_scatter(tensor: torch.Tensor, reduce_op: str, group_n
         count, stream = out.numel(), handle.stream()
         handle.symm.reduce_scatter(handle.offset, out.data_ptr(), count, core_dtype(source), op, stream=stream)
     else:
-        group = resolve(group_name).initialize(current(), 0)
+        group = resolve(group_name, operation).initialize(current(), 0)
         options = stream_kwargs(source)
         group.reduce_scatter(source.data_ptr(), out.data_ptr(), out.numel(), core_dtype(source), op, **options)
     return out

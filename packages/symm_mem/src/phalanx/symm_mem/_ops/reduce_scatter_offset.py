@@ -33,7 +33,7 @@ def reduce_scatter_offset(
     Args:
         input: A symmetric tensor of two dims, with the same shape and strides on all ranks. It is not changed.
         out: A tensor for each block of this rank, in the order of the blocks, with the shape of the block and the dtype
-            of the input. It may lie in symmetric memory, also in that of the input.
+            of the input. It may be in symmetric memory, also in that of the input.
         group: As in `rendezvous`.
         dim: 0 for blocks of rows, 1 for blocks of columns.
         offsets: The end of each block along `dim`; the first begins at 0, each other one at the end of the one before.
@@ -51,7 +51,7 @@ def reduce_scatter_offset(
         >>> row
         tensor([[3., 3., 3.]])
     """
-    name = resolve(group).name
+    name = resolve(group, _OPERATION).name
     torch.ops.phalanx.reduce_scatter_offset(input, list(out), name, dim, offsets, dst_ranks, red_op)
 
 
@@ -70,7 +70,7 @@ def _owned(
         raise InvalidArgumentError(
             f"{_OPERATION}: the input is {list(tensor.shape)} and dim is {dim}; it needs two dims, and dim 0 or 1"
         )
-    info, length = resolve(group_name).info, tensor.shape[dim]
+    info, length = resolve(group_name, _OPERATION).info, tensor.shape[dim]
     if offsets is None:
         if length % info.world_size:
             raise InvalidArgumentError(
@@ -88,16 +88,16 @@ def _owned(
     targets = [block % info.world_size for block in range(len(ends))] if dst_ranks is None else list(dst_ranks)
     if len(targets) != len(ends) or any(not 0 <= rank < info.world_size for rank in targets):
         raise InvalidArgumentError(
-            f"{_OPERATION}: dst_ranks is {targets} for {len(ends)} blocks; name a rank of 0 to {info.world_size - 1} "
-            "for each block"
+            f"{_OPERATION}: dst_ranks is {targets} for {len(ends)} blocks; give a rank from 0 to "
+            f"{info.world_size - 1} for each block"
         )
     blocks = [
         (begin, end - begin) for (begin, end), rank in zip(pairwise(bounds), targets, strict=True) if rank == info.rank
     ]
     if len(out) != len(blocks):
         raise InvalidArgumentError(
-            f"{_OPERATION}: out has {len(out)} tensors; {len(blocks)} blocks come to rank {info.rank} of group "
-            f"{group_name!r}"
+            f"{_OPERATION}: out has {len(out)} tensors, and rank {info.rank} of group {group_name!r} receives "
+            f"{len(blocks)} blocks; give one tensor for each"
         )
     for target, (_, count) in zip(out, blocks, strict=True):
         check_like(_OPERATION, target, [*tensor.shape[:dim], count, *tensor.shape[dim + 1 :]], tensor)

@@ -72,7 +72,7 @@ def fused_all_gather_scaled_matmul(
     out_dtypes: Sequence[torch.dtype | int | None],
     use_fast_accum: Sequence[bool],
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    members, dtypes = resolve(group_name), dtypes_of(out_dtypes)
+    members, dtypes = resolve(group_name, _GATHER), dtypes_of(out_dtypes)
     per_matrix = (b_scales, biases, result_scales, dtypes, use_fast_accum)
     dim, mode = _check_gather(a, bs, a_scale, gather_dim, members.info.world_size, per_matrix)
     whole = gathered(_GATHER, a, dim, members, keep=True)
@@ -102,9 +102,14 @@ def _check_gather(
         ("B_scales", "biases", "result_scales", "out_dtypes", "use_fast_accum"), per_matrix, strict=True
     ):
         if len(values) != len(bs):
-            raise InvalidArgumentError(f"{_GATHER}: {len(bs)} Bs and {len(values)} {name}; give one for each B")
+            raise InvalidArgumentError(
+                f"{_GATHER}: there are {len(bs)} matrices B and {len(values)} {name}; give one for each B"
+            )
     if a.dim() < 2 or not -a.dim() <= gather_dim < a.dim():
-        raise InvalidArgumentError(f"{_GATHER}: cannot gather along dim {gather_dim} of a tensor of {list(a.shape)}")
+        raise InvalidArgumentError(
+            f"{_GATHER}: A has shape {list(a.shape)} and gather_dim is {gather_dim}; A needs two dims or more, and "
+            "gather_dim must be one of them"
+        )
     dim = gather_dim % a.dim()
     shape = list(a.shape)
     shape[dim] *= size
@@ -166,7 +171,7 @@ def fused_scaled_matmul_reduce_scatter(
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    members, dims = resolve(group_name), (orig_scatter_dim, scatter_dim_after_maybe_reshape)
+    members, dims = resolve(group_name, _SCATTER), (orig_scatter_dim, scatter_dim_after_maybe_reshape)
     size = members.info.world_size
     scales = (a_scale, b_scale, result_scale)
     shape, _ = _check_scatter(a, b, scales, reduce_op, dims, size, output_shape, bias)
@@ -196,7 +201,7 @@ def _check_scatter(
 ) -> tuple[list[int], list[int]]:
     """Check the arguments. Returns the shape of the product, and that of one rank's part."""
     if reduce_op.lower() not in ("sum", "avg"):
-        raise InvalidArgumentError(f"{_SCATTER}: Invalid reduce operation {reduce_op}; use sum or avg")
+        raise InvalidArgumentError(f"{_SCATTER}: unknown reduce op {reduce_op!r}; expected sum or avg")
     _check_operands(_SCATTER, a, b, a.shape[-1] if a.dim() else 0)
     a_scale, b_scale, result_scale = scales
     if a_scale.dtype != torch.float32 or (a_scale.numel() != 1 and list(a_scale.shape) != [*a.shape[:-1], 1]):
@@ -217,8 +222,8 @@ def _check_scatter(
         )
     if not 0 <= dims[0] < len(shape) or not 0 <= dims[1] < a.dim():
         raise InvalidArgumentError(
-            f"{_SCATTER}: orig_scatter_dim is {dims[0]} of {len(shape)} dims of the product, and "
-            f"scatter_dim_after_maybe_reshape is {dims[1]} of {a.dim()} dims of A"
+            f"{_SCATTER}: orig_scatter_dim is {dims[0]} and must be one of the {len(shape)} dims of the product; "
+            f"scatter_dim_after_maybe_reshape is {dims[1]} and must be one of the {a.dim()} dims of A"
         )
     if shape[dims[0]] % size:
         raise InvalidArgumentError(

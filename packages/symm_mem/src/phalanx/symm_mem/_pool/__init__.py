@@ -76,8 +76,8 @@ class MemPool:
         native = _build.module()
         if not native.install():
             raise UnsupportedError(
-                "torch's CPU allocator was replaced by other code in this process, so memory pools cannot serve it; "
-                "make the pool after that, or allocate with phalanx.symm_mem.empty"
+                "MemPool: other code in this process replaced torch's CPU allocator, so a memory pool cannot serve it; "
+                "make the pool after that replacement, or allocate with phalanx.symm_mem.empty"
             )
         context = current()
         self._native = native
@@ -178,8 +178,8 @@ def get_mem_pool(device: torch.device | str = "cpu") -> MemPool | CudaMemPool:
 def get_mempool_allocator(device: torch.device | str = "cpu") -> Allocator:
     """The allocator of the segments of pools of a device. Not collective.
 
-    As `torch.distributed._symmetric_memory.get_mempool_allocator`. Torch's result is an argument for a new pool; here
-    every pool uses it, and `register_allocator` replaces it.
+    As `torch.distributed._symmetric_memory.get_mempool_allocator`. Torch's result is an argument for a new pool. In
+    this package every pool uses it, and `register_allocator` replaces it.
 
     Args:
         device: "cpu" or "cuda". The pools on GPUs are torch's, and always take memory of the core.
@@ -228,22 +228,27 @@ def use_mem_pool(pool: MemPool | CudaMemPool) -> Iterator[None]:
         raise InvalidArgumentError(f"use_mem_pool: pool is a {type(pool).__name__}; expected a result of get_mem_pool")
     if isinstance(pool, CudaMemPool) or pool._context() is not current():
         raise InvalidArgumentError(
-            "use_mem_pool: the pool belongs to another rank context, one that was closed, or the process that this one "
-            "was forked from; call get_mem_pool here"
+            "use_mem_pool: the pool belongs to another rank context, to one that was closed, or to the process that "
+            "this one was forked from; call get_mem_pool in this context and process"
         )
     entered = pool._pool.enter()
     try:
         yield
     finally:
         if not pool._native.leave(entered):
-            raise RuntimeError("use_mem_pool: left in another thread or in another order than it was entered")
+            raise RuntimeError(
+                "use_mem_pool: the with block was left in another thread or in another order than it was entered; "
+                "leave the innermost block first, in the thread that entered it"
+            )
 
 
 def _segment(context_of: "weakref.ref[RankContext]", size_bytes: int) -> tuple[int, object]:
     """Called by the compiled module: the address of a new segment and its owner, or 0 and the reason."""
     context = context_of()
     if context is None:
-        raise InvalidArgumentError("the rank context of this memory pool was closed; call get_mem_pool again")
+        raise InvalidArgumentError(
+            "use_mem_pool: the rank context of this memory pool was closed; call get_mem_pool again"
+        )
     with context.active():
         try:
             owner = empty(size_bytes, dtype=torch.uint8, device="cpu")
@@ -258,7 +263,7 @@ def _checked(operation: str, device: torch.device | str) -> torch.device:
         return with_index(place)
     if place.type != "cpu":
         raise UnsupportedError(
-            f"{operation}: memory pools of phalanx.symm_mem are for CPU tensors here, not for {place}; for CUDA there "
-            "must be a GPU (torch.cuda.is_available())"
+            f"{operation}: the device is '{place}', and on this host memory pools of phalanx.symm_mem are for CPU "
+            "tensors only; for 'cuda' torch.cuda.is_available() must be true"
         )
     return place

@@ -26,5 +26,5 @@ def module() -> Any:
         return EXTENSION.load()
     except RuntimeError as error:
         raise UnsupportedError(
-            f"memory pools are compiled at their first use, and this one cannot be: {error}"
+            f"get_mem_pool: a memory pool needs a C++ module that is compiled at its first use, which failed: {error}"
         ) from error

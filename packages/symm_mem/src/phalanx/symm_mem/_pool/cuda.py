@@ -43,7 +43,10 @@ class CudaMemPool:
 
     def __init__(self, device: torch.device, context: RankContext) -> None:
         if torch.version.cuda is None:
-            raise UnsupportedError("get_mem_pool: this torch was built without CUDA, so it has no memory pools there")
+            raise UnsupportedError(
+                "get_mem_pool: this torch was built without CUDA, so it has no memory pools for GPUs; install a "
+                "torch with CUDA"
+            )
         ops = load_torch_ops()
         _worlds[:] = [world for world in _worlds if ops.lib.phxt_pool_count(world.pointer)]
         self.device = device
