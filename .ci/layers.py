@@ -64,7 +64,7 @@ GROUPS = {  # of Python modules, from the bottom; each may import those before i
     "dtensor: api": "_api _checkpoint _fsdp parallel experimental debug explain __init__",
     "inductor_plugin: graphs": "_torch_compat config report _ops _graph _fx_builder _eligibility _memory_plan",
     "inductor_plugin: passes": "_collective_calls _bucketing _overlap _producers _lowering _passes backend __init__",
-    "tools: commands": "_torch_compat bench trace tune verify demo _commands __init__",
+    "tools: commands": "_torch_compat _arguments _progress bench trace tune verify demo _commands __init__",
 }
 # The verifier shows that the rules of phalanx.dtensor are right. It may use private modules, as tests may.
 VERIFIER = "tools/src/phalanx/tools/verify/"
