@@ -42,7 +42,7 @@ GROUPS = {  # of Python modules, from the bottom; each may import those before i
     "torch_ops",
     "core: objects": "memory store message work tuning random _call",
     "core: groups": "_group_calls _blocks coalesced symm group world __init__",
-    "core: commands": "commands doctor _cli __main__",
+    "core: commands": "commands doctor _versions _cli __main__",
     "collectives: library": "_torch_compat _library extension _native _op_table _errors _layout _cuda reductions bits "
     "_autograd",
     "collectives: groups": "_bootstrap _group_state _registry _process_group _work _async_tensor _recording",

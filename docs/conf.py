@@ -1,5 +1,6 @@
 """Sphinx: `python -m sphinx -W docs OUTPUT`, in an environment where the packages are installed."""
 
+import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -10,7 +11,9 @@ project_copyright = author
 release = (ROOT / "core" / "VERSION").read_text().strip()
 version = ".".join(release.split(".")[:2])
 
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
+extensions += ["commands"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build"]
 html_theme = "furo"

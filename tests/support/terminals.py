@@ -79,7 +79,9 @@ class Command:
         deadline = time.monotonic() + 5  # a process that was killed may still be on its way out
         while (processes := marked(self.mark)) and time.monotonic() < deadline:
             time.sleep(0.02)
-        files = sorted(os.listdir(self.folder.name))
+        files = sorted(
+            name for name in os.listdir(self.folder.name) if not name.startswith("torchinductor_")
+        )  # a cache
         self.folder.cleanup()
         return Ended(status, out, err, processes, files)
 

@@ -7,9 +7,7 @@ so that it ends the processes that it has started.
 import argparse
 import contextlib
 import difflib
-import json
 import os
-import platform
 import select
 import signal
 import sys
@@ -25,7 +23,7 @@ Command = Callable[[list[str]], int]
 
 ENTRY_POINTS = "phalanx.commands"  # name -> callable(list of arguments) -> exit status
 # What the commands of other distributions do, and what to install for each. The help does not load them.
-_KNOWN = {
+KNOWN = {
     "bench": ("compare the speed of the collectives with gloo, MPI and oneCCL", "phalanx-tools"),
     "build": ("compile the native fast path for the installed torch", "phalanx-collectives"),
     "demo": ("train a small model on several ranks, and check it against one process", "phalanx-tools[demo]"),
@@ -147,18 +145,18 @@ def _run(words: list[str]) -> int:
         return 2
     given = main_parser.parse_args(words[:1] if words[0][:1] != "-" else words)
     name, arguments = given.command, words[1:]
-    if name in _BUILT_IN:
-        return _BUILT_IN[name][1](arguments)
+    if name in BUILT_IN:
+        return BUILT_IN[name][1](arguments)
     if name in plugins:
         return _load(plugins[name])(arguments)
-    if name in _KNOWN:
-        wanted = _KNOWN[name][1]
+    if name in KNOWN:
+        wanted = KNOWN[name][1]
         distribution = wanted.partition("[")[0]
         folder = wanted.replace(distribution, _FOLDERS.get(distribution, distribution.removeprefix("phalanx-")))
         raise CommandError(
             f"{distribution} is not installed. Install {wanted}; from the sources of Phalanx: pip install './{folder}'"
         )
-    known = sorted({*_BUILT_IN, *_KNOWN, *plugins})
+    known = sorted({*BUILT_IN, *KNOWN, *plugins})
     meant = difflib.get_close_matches(name, known, 1)
     hint = f"; did you mean {meant[0]!r}?" if meant else "."
     return main_parser.error(f"there is no command {name!r}{hint} The commands are {', '.join(known)}.")
@@ -200,10 +198,10 @@ class _Version(argparse.Action):
 
 
 def _listing(plugins: dict[str, EntryPoint]) -> str:
-    lines = {name: text for name, (text, _) in _BUILT_IN.items()}
+    lines = {name: text for name, (text, _) in BUILT_IN.items()}
     for name, point in plugins.items():
-        lines.setdefault(name, _KNOWN[name][0] if name in _KNOWN else f"added by {_origin(point)}")
-    for name, (text, wanted) in _KNOWN.items():
+        lines.setdefault(name, KNOWN[name][0] if name in KNOWN else f"added by {_origin(point)}")
+    for name, (text, wanted) in KNOWN.items():
         lines.setdefault(name, f"{text}\n{'':12}(needs {wanted}, which is not installed)")
     return "\n".join(f"  {name:8}  {text}" for name, text in sorted(lines.items()))
 
@@ -221,45 +219,14 @@ def _doctor(argv: list[str]) -> int:
     return doctor.main(argv)
 
 
-def version_parser() -> argparse.ArgumentParser:
-    """The parser of `phalanx version`."""
-    made = Parser(
-        prog="phalanx version",
-        description="Print the versions of what is installed: the distributions of Phalanx, libphalanx, torch, Python "
-        "and the kernel. The exit status is 1 if libphalanx cannot be loaded.",
-    )
-    made.add_argument("--json", action="store_true", help="print one JSON object instead of lines")
-    return made
-
-
 def _version(argv: list[str]) -> int:
-    from phalanx.core.doctor import installed_versions, torch_version
+    from phalanx.core import _versions
 
-    as_json = version_parser().parse_args(argv).json
-    found: dict[str, Any] = dict(installed_versions())
-    trouble = ""
-    try:
-        from phalanx.core._lib import ffi, lib
-
-        build = json.loads(ffi.string(lib.phx_build_info()).decode())
-        found["libphalanx"] = build["version"]
-        found |= {"abi": lib.phx_abi_version(), "build": build.get("build", "unknown")}
-    except ImportError as error:
-        trouble = str(error)
-    found |= {"torch": torch_version(), "python": platform.python_version(), "kernel": platform.release()}
-    if as_json:
-        print(json.dumps(found, indent=2))
-    else:
-        about = f" (ABI {found.pop('abi')}, build {found.pop('build')})" if "abi" in found else ""
-        for name, text in found.items():
-            print(name, f"{text or 'not installed'}{about if name == 'libphalanx' else ''}")
-    if trouble:
-        raise CommandError(trouble)
-    return 0
+    return _versions.main(argv)
 
 
 # These win over entry points of the same name.
-_BUILT_IN: dict[str, tuple[str, Command]] = {
+BUILT_IN: dict[str, tuple[str, Command]] = {
     "doctor": ("check this host and this installation, and say how to mend them", _doctor),
     "version": ("print the versions of what is installed", _version),
 }
