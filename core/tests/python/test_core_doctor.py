@@ -15,6 +15,7 @@ import pytest
 from phalanx.core import doctor, ffi, lib
 from phalanx.core.doctor import _host, _trials
 from phalanx.core.doctor._host import Host
+from terminals import COLUMNS, on_terminal, shown, without_terminal
 
 HERE = Host(ranks=2)
 
@@ -70,6 +71,23 @@ def test_what_is_wrong_comes_first_and_what_is_in_order_is_shown_on_request(monk
     monkeypatch.setattr(doctor, "_CHECKS", ())
     assert doctor.main([]) == 0
     assert capsys.readouterr().out.startswith("nothing is wrong: 0 ok")
+
+
+def test_a_terminal_gets_colours_and_lines_of_its_width_and_nothing_else_does():
+    variables = {"PHALANX_ISA": "nonesuch"}
+    seen = on_terminal("doctor", "-v", **variables)
+    assert seen.status == 0 and "\x1b[33mwarn\x1b[0m  isa" in seen.out and "\x1b[32mok  \x1b[0m  python" in seen.out
+    words = [word for line in shown(seen.out).splitlines() if len(line) > COLUMNS for word in line[24:].split()]
+    assert all(len(word) > COLUMNS - 30 for word in words)  # such as paths, which are not cut
+    assert "\x1b" not in on_terminal("doctor", NO_COLOR="1", **variables).out
+    plain = without_terminal("doctor", **variables)
+    assert plain.text.startswith("warn  isa") and "\x1b" not in plain.text
+
+
+def test_ctrl_c_ends_doctor_and_the_processes_of_its_trials():
+    seen = on_terminal("doctor", ctrl_c=lambda text, processes: len(processes) > 1)
+    assert (seen.status, seen.out) == (130, "phalanx doctor: interrupted\n")
+    assert (seen.processes, seen.files) == ([], [])
 
 
 def test_doctor_writes_json(capsys):

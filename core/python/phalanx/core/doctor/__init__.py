@@ -152,7 +152,7 @@ def _summary(findings: list[Finding], verbose: bool) -> str:
     if FAIL in levels:
         verdict = paint("ranks cannot work here", "red")
     elif WARN in levels:
-        verdict = paint("ranks work here; see above for what can be better", "yellow")
+        verdict = paint("ranks work here, with warnings", "yellow")
     else:
         verdict = paint("nothing is wrong", "green")
     tips = sum(finding.level == OK and finding.advice != "" for finding in findings)

@@ -399,7 +399,7 @@ def nameless(text: str) -> str:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """Of sorted numbers; between two of them, in proportion."""
+    """A percentile of sorted numbers; between two of them, in proportion."""
     if not ordered:
         return 0.0
     place = part * (len(ordered) - 1)
