@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 project = "Phalanx"
 author = "the Phalanx authors"
@@ -11,7 +12,6 @@ project_copyright = author
 release = (ROOT / "core" / "VERSION").read_text().strip()
 version = ".".join(release.split(".")[:2])
 
-sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
 extensions += ["commands"]
 source_suffix = {".md": "markdown"}

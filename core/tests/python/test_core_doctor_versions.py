@@ -195,6 +195,11 @@ def test_a_kernel_set_that_does_not_exist_or_not_here_is_a_warning(monkeypatch):
         assert "it has no effect" in finding.advice
 
 
+def test_the_variables_of_all_packages_are_known():
+    pytest.importorskip("phalanx.core.environment")
+    assert {"PHALANX_TUNING", "PHALANX_NATIVE", "PHALANX_BENCH_PEERS", "PHALANX_COMPILE"} <= _library.known_variables()
+
+
 def test_variables_without_effect_are_warnings(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("PHALANX_")]:
         monkeypatch.delenv(name)

@@ -161,7 +161,7 @@ def known_variables() -> frozenset[str]:
         environment = importlib.import_module("phalanx.core.environment")
     except ImportError:
         return frozenset()
-    return frozenset(environment.known())
+    return frozenset(variable.name for variable in environment.variables())
 
 
 def check_environment(host: Host) -> Iterator[Finding]:
