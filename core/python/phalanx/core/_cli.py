@@ -107,6 +107,8 @@ def _signals_raise() -> Iterator[None]:
 
 
 def _complain(text: str) -> None:
+    if sys.stderr is None:
+        return
     with contextlib.suppress(OSError):  # the terminal may be gone
         print(text, file=sys.stderr, flush=True)
 
