@@ -163,6 +163,8 @@ def shown(text: str) -> str:
     for line in re.sub(r"\x1b\[[\d;]*m", "", text).split("\n"):
         cells: list[str] = []
         for part in line.split("\r"):
+            if part.startswith("\x1b[K"):  # erase what is there
+                cells.clear()
             part = re.sub(r"\x1b\[[A-Z]", "", part)
             cells[: len(part)] = part
         lines.append("".join(cells).rstrip())

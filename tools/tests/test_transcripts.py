@@ -19,7 +19,10 @@ from terminals import closed_pipe, on_terminal, shown, without_terminal
 
 TINY = ["--sizes", "256", "--rounds", "2", "--round-ms", "0.2", "--peers", "none", "--collectives", "all_reduce"]
 SMALL = ["--layers", "1", "--hidden", "16", "--heads", "2", "--batch", "2", "--sequence", "16", "--rounds", "1"]
-SLOW_COMPILER = "#!/bin/sh\nsleep 1000\n"
+COMPILERS = {  # what they make is not loaded
+    "quick-compiler": '#!/bin/sh\nfor word; do [ "$before" = -o ] && : > "$word"; before=$word; done\n',
+    "slow-compiler": "#!/bin/sh\nsleep 1000\n",
+}
 GOOD = {  # by command; "DUMPS" and the others are made by `folder`
     "doctor": ["doctor"],
     "version": ["version"],
@@ -49,8 +52,8 @@ LONG = {  # what takes long, and when to press Ctrl-C
     "tune": (["tune", "--ranks", "2", "--seconds", "100"], lambda text, processes: len(processes) > 2),
     "build": (["build", "--force"], "compiling collectives"),
     "demo": (["demo", *SMALL, "--steps", "100000"], "training"),
-    "verify": (["verify"], " right, "),
-    "verify dtensor": (["verify", "dtensor"], "right"),
+    "verify": (["verify"], "phalanx verify:"),
+    "verify dtensor": (["verify", "dtensor"], lambda text, processes: len(processes) > 2),
 }
 HEAVY = ("build", "demo", "verify", "verify dtensor")  # they load torch
 
@@ -68,8 +71,9 @@ def made(path):
     (path / "dumps").mkdir()
     write(path / "dumps", stuck())
     (path / "empty.json").write_text("{}")
-    (path / "slow-compiler").write_text(SLOW_COMPILER)
-    (path / "slow-compiler").chmod(0o700)
+    for name, text in COMPILERS.items():
+        (path / name).write_text(text)
+        (path / name).chmod(0o700)
     return path
 
 
@@ -78,9 +82,9 @@ def words_of(words, folder):
     return [places.get(word, word) for word in words]
 
 
-def variables(folder, name=""):
-    found = {"PHALANX_TUNING": str(folder / "tuning"), "PHALANX_NATIVE": str(folder / "native")}
-    return found | ({"CXX": str(folder / "slow-compiler")} if name == "build" else {})
+def variables(folder, name="", compiler="quick-compiler"):
+    native = str(folder / ("built" if name == "build" else "native"))
+    return {"PHALANX_TUNING": str(folder / "tuning"), "PHALANX_NATIVE": native, "CXX": str(folder / compiler)}
 
 
 def nothing_left(ended):
@@ -88,12 +92,12 @@ def nothing_left(ended):
     assert (ended.processes, ended.files) == ([], []), ended.text
 
 
-@pytest.mark.parametrize("name", commands(name for name in GOOD if name != "build"))
+@pytest.mark.parametrize("name", commands(GOOD))
 def test_a_command_prints_its_result_on_a_terminal_and_without_one(folder, name):
-    ended = on_terminal(*words_of(GOOD[name], folder), **variables(folder))
+    ended = on_terminal(*words_of(GOOD[name], folder), **variables(folder, name))
     nothing_left(ended)
     assert ended.status == 0, ended.text
-    ended = without_terminal(*words_of(GOOD[name], folder), **variables(folder))
+    ended = without_terminal(*words_of(GOOD[name], folder), **variables(folder, name))
     nothing_left(ended)
     assert ended.status == 0 and ended.out
     assert "\x1b" not in ended.text and "\r" not in ended.text
@@ -111,7 +115,7 @@ def test_bad_input_is_an_error_of_a_line_or_two(folder, name):
 @pytest.mark.parametrize("name", commands(LONG))
 def test_ctrl_c_ends_a_command_and_all_that_it_started(folder, name):
     words, moment = LONG[name]
-    ended = on_terminal(*words, ctrl_c=moment, **variables(folder, name))
+    ended = on_terminal(*words, ctrl_c=moment, **variables(folder, name, "slow-compiler"))
     nothing_left(ended)
     assert ended.status == 130, ended.text
     assert shown(ended.text).splitlines()[-1] == f"phalanx {words[0]}: interrupted"
@@ -188,8 +192,9 @@ def transcripts():
         for kind, table, run in kinds:
             for name, row in table.items():
                 words, moment = row if isinstance(row, tuple) else (row, None)
+                moment = moment if kind == "Ctrl-C" else None
                 words = words_of(words, path)
-                ended = run(words, moment, **variables(path, name if kind == "Ctrl-C" else ""))
+                ended = run(words, moment, **variables(path, name, f"{'slow' if moment else 'quick'}-compiler"))
                 print(f"=== {kind}: phalanx {' '.join(words)}".replace(place, "FOLDER"))
                 print(shown(ended.out).rstrip("\n").replace(place, "FOLDER"))
                 if ended.err:

@@ -110,7 +110,8 @@ def _complain(text: str) -> None:
     if sys.stderr is None:
         return
     with contextlib.suppress(OSError):  # the terminal may be gone
-        print(text, file=sys.stderr, flush=True)
+        clear = "\r\x1b[K" if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb" else ""  # "^C", a bar
+        print(clear + text, file=sys.stderr, flush=True)
 
 
 def _nobody_reads() -> bool:

@@ -133,19 +133,33 @@ class _Processes:
             context.Process(target=_rank, args=(rank, *arguments, writer if rank == 0 else None), daemon=True)
             for rank in range(size)
         ]
-        for one in self._ranks:
-            one.start()
-        writer.close()
+        self._writer = writer
 
     def __enter__(self) -> "_Processes":
+        # A terminal sends these to every process, and this one alone is to answer: ranks are born with them blocked.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        try:
+            for one in self._ranks:
+                one.start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        except BaseException:
+            self.__exit__(BaseException)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            self._writer.close()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for one in self._ranks:
-            one.join(2.0)
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        ranks = [one for one in self._ranks if one.pid is not None]
+        deadline = time.monotonic() + (2.0 if kind is None else 0.0)
+        for one in ranks:
+            one.join(max(0.0, deadline - time.monotonic()))
+        for one in ranks:  # all at once: a rank that sees another one go prints an error
             if one.is_alive():
                 one.kill()
-                one.join()
+        for one in ranks:
+            one.join()
             one.close()
         self._reader.close()
         self._directory.cleanup()
@@ -200,9 +214,7 @@ class _Processes:
 
 def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Task], writer: Any) -> None:
     _end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the process that started the ranks obeys
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     # For who asks what a rank is at: kill -USR1.
