@@ -47,7 +47,7 @@ BAD = {
     "verify dtensor": (["verify", "dtensor", "--mesh", "two"], "expected a shape such as 3 or 2x2, got 'two'"),
 }
 LONG = {  # what takes long, and when to press Ctrl-C
-    "doctor": (["doctor"], lambda text, processes: len(processes) > 1),
+    "doctor": (["doctor"], lambda text, processes: len(processes) == 3),
     "bench": (["bench", *TINY, "--rounds", "100000"], "1/1 all_reduce"),
     "tune": (["tune", "--ranks", "2", "--seconds", "100"], lambda text, processes: len(processes) > 2),
     "build": (["build", "--force"], "compiling collectives"),
@@ -71,6 +71,7 @@ def made(path):
     (path / "dumps").mkdir()
     write(path / "dumps", stuck())
     (path / "empty.json").write_text("{}")
+    os.mkfifo(path / "fifo")
     for name, text in COMPILERS.items():
         (path / name).write_text(text)
         (path / name).chmod(0o700)
@@ -82,9 +83,12 @@ def words_of(words, folder):
     return [places.get(word, word) for word in words]
 
 
-def variables(folder, name="", compiler="quick-compiler"):
+def variables(folder, name="", is_slow=False):
     native = str(folder / ("built" if name == "build" else "native"))
-    return {"PHALANX_TUNING": str(folder / "tuning"), "PHALANX_NATIVE": native, "CXX": str(folder / compiler)}
+    compiler = str(folder / ("slow-compiler" if is_slow else "quick-compiler"))
+    found = {"PHALANX_TUNING": str(folder / "tuning"), "PHALANX_NATIVE": native, "CXX": compiler}
+    # The processes that doctor starts to try UCX load this, which takes until somebody writes.
+    return found | ({"PHALANX_UCX": str(folder / "fifo")} if is_slow and name == "doctor" else {})
 
 
 def nothing_left(ended):
@@ -115,15 +119,14 @@ def test_bad_input_is_an_error_of_a_line_or_two(folder, name):
 @pytest.mark.parametrize("name", commands(LONG))
 def test_ctrl_c_ends_a_command_and_all_that_it_started(folder, name):
     words, moment = LONG[name]
-    ended = on_terminal(*words, ctrl_c=moment, **variables(folder, name, "slow-compiler"))
+    ended = on_terminal(*words, ctrl_c=moment, **variables(folder, name, is_slow=True))
     nothing_left(ended)
     assert ended.status == 130, ended.text
     assert shown(ended.text).splitlines()[-1] == f"phalanx {words[0]}: interrupted"
 
 
-def test_ctrl_c_while_a_dump_is_read(tmp_path):
-    fifo = tmp_path / "fifo"
-    os.mkfifo(fifo)
+def test_ctrl_c_while_a_dump_is_read(folder):
+    fifo = folder / "fifo"
     writers = []
 
     def is_open(text, processes):
@@ -194,7 +197,7 @@ def transcripts():
                 words, moment = row if isinstance(row, tuple) else (row, None)
                 moment = moment if kind == "Ctrl-C" else None
                 words = words_of(words, path)
-                ended = run(words, moment, **variables(path, name, f"{'slow' if moment else 'quick'}-compiler"))
+                ended = run(words, moment, **variables(path, "" if kind == "bad input" else name, moment is not None))
                 print(f"=== {kind}: phalanx {' '.join(words)}".replace(place, "FOLDER"))
                 print(shown(ended.out).rstrip("\n").replace(place, "FOLDER"))
                 if ended.err:

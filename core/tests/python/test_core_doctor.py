@@ -84,9 +84,11 @@ def test_a_terminal_gets_colours_and_lines_of_its_width_and_nothing_else_does():
     assert plain.text.startswith("warn  isa") and "\x1b" not in plain.text
 
 
-def test_ctrl_c_ends_doctor_and_the_processes_of_its_trials():
-    seen = on_terminal("doctor", ctrl_c=lambda text, processes: len(processes) > 1)
-    assert (seen.status, seen.out) == (130, "phalanx doctor: interrupted\n")
+def test_ctrl_c_ends_doctor_and_the_processes_of_its_trials(tmp_path):
+    os.mkfifo(tmp_path / "ucx")  # to load it takes until somebody writes
+    variables = {"PHALANX_UCX": str(tmp_path / "ucx")}
+    seen = on_terminal("doctor", ctrl_c=lambda text, processes: len(processes) == 3, **variables)
+    assert (seen.status, shown(seen.out)) == (130, "phalanx doctor: interrupted\n")
     assert (seen.processes, seen.files) == ([], [])
 
 
