@@ -25,9 +25,12 @@ COLUMNS = 100
 PHALANX = [sys.executable, "-m", "phalanx.core._cli"]
 _MARK = "PHX_STARTED_BY"
 # Makes the terminal that is its standard input the one of its session, which Ctrl-C needs, and becomes the command.
-_ON_TERMINAL = (
-    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execvp(sys.argv[1], sys.argv[1:])"
-)
+_ON_TERMINAL = """
+import fcntl, os, signal, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may have started this in the background, where it is ignored
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 
 
 @dataclass

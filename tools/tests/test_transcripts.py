@@ -84,7 +84,7 @@ def words_of(words, folder):
 
 
 def variables(folder, name="", is_slow=False):
-    native = str(folder / ("built" if name == "build" else "native"))
+    native = str(folder / ("built" if name == "build" and not is_slow else "native"))
     compiler = str(folder / ("slow-compiler" if is_slow else "quick-compiler"))
     found = {"PHALANX_TUNING": str(folder / "tuning"), "PHALANX_NATIVE": native, "CXX": compiler}
     # The processes that doctor starts to try UCX load this, which takes until somebody writes.
