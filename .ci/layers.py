@@ -42,7 +42,7 @@ GROUPS = {  # of Python modules, from the bottom; each may import those before i
     "cache timeouts dtypes torch_ops",
     "core: objects": "memory store message work tuning random _call",
     "core: groups": "_group_calls _blocks coalesced symm group world __init__",
-    "core: commands": "doctor _cli __main__",
+    "core: commands": "commands doctor _versions _cli __main__",
     "collectives: library": "_torch_compat _library extension _native _op_table _errors _layout _cuda reductions bits "
     "_autograd",
     "collectives: groups": "_bootstrap _group_state _registry _process_group _work _async_tensor _recording",
@@ -64,7 +64,7 @@ GROUPS = {  # of Python modules, from the bottom; each may import those before i
     "dtensor: api": "_api _checkpoint _fsdp parallel experimental debug explain __init__",
     "inductor_plugin: graphs": "_torch_compat config report _ops _graph _fx_builder _eligibility _memory_plan",
     "inductor_plugin: passes": "_collective_calls _bucketing _overlap _producers _lowering _passes backend __init__",
-    "tools: commands": "_torch_compat bench trace tune verify demo _commands __init__",
+    "tools: commands": "_torch_compat _arguments _progress bench trace tune verify demo _commands __init__",
 }
 # The verifier shows that the rules of phalanx.dtensor are right. It may use private modules, as tests may.
 VERIFIER = "tools/src/phalanx/tools/verify/"

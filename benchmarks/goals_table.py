@@ -76,7 +76,8 @@ def newest(results: Iterable[tuple[Path, dict[str, Any]]], level: str) -> list[R
     """Of each machine, number of ranks and dtype the result whose name sorts last: names begin with the date."""
     last: dict[tuple[str, int, str], Run] = {}
     for path, result in sorted(results, key=lambda pair: pair[0].name):
-        if result.get("benchmark") == "phalanx bench" and result["level"] == level and not result["failures"]:
+        complete = not result.get("failures") and result.get("complete", True)  # not interrupted
+        if result.get("benchmark") == "phalanx bench" and result["level"] == level and complete:
             # A run of one collective does not take the place of a table. Older ones do not say how far apart the cores
             # were, and their limits were made in another way.
             if level == "c" and (not set(COLLECTIVES) <= set(result["collectives"]) or "probe_tables" not in result):

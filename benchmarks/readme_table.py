@@ -67,6 +67,7 @@ def fits(result: dict[str, Any], level: str) -> bool:
         and result["level"] == level
         and result["ranks"] == RANKS
         and not result["failures"]
+        and result.get("complete", True)  # not interrupted
         and bool(rows_of(result))
     )
 

@@ -4,7 +4,6 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
 project = "Phalanx"
 author = "the Phalanx authors"
@@ -13,11 +12,11 @@ release = (ROOT / "core" / "VERSION").read_text().strip()
 version = ".".join(release.split(".")[:2])
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_design"]
-extensions += ["c_reference", "cpp_reference", "python_reference", "ops_reference", "support_matrix"]  # in docs/_ext
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+extensions += ["c_reference", "cpp_reference", "python_reference", "ops_reference", "support_matrix"]
+extensions += ["commands", "environment"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_build", "_ext"]
-sys.path.insert(0, str(ROOT / "docs" / "_ext"))
-extensions += ["environment"]
 html_theme = "furo"
 pygments_dark_style = "one-dark"  # that of the theme underlines every imported name
 html_title = f"Phalanx {release}"

@@ -153,7 +153,8 @@ def test_the_report_of_the_file_is_the_table_of_the_run(run, capsys):
     assert report.main([str(run)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.startswith(f"# {name}") for line in lines for name in COLLECTIVES) == 11
-    assert sum(line.split()[1:2] == ["symmetric"] for line in lines) == 21
+    assert sum(line.split()[1:2] == ["symmetric"] for line in lines) == 2 * 21  # of two tables
+    assert max(map(len, lines)) <= 100
 
 
 @pytest.mark.slow
@@ -162,11 +163,11 @@ def test_four_ranks_share_the_cores_that_there_are(capsys):
     assert "# 4 ranks" in capsys.readouterr().out
 
 
-def test_a_peer_that_is_not_there_has_a_column_and_a_reason(tmp_path, capsys):
+def test_a_peer_that_is_not_installed_is_named_with_what_installs_it(tmp_path, capsys):
     arguments = ["--peers", "mpich,openmpi", "--peers-dir", str(tmp_path), "--collectives", "all_reduce"]
     assert _main.main(["--sizes", "256", "--rounds", "1", *arguments, "--json", str(tmp_path / "x.json")]) == 0
     text = capsys.readouterr().out
-    assert "MPICH: no environment: phalanx bench --make-peers" in text
+    assert "MPICH: not installed; install it with `phalanx bench --make-peers --peers mpich`" in text
     assert json.loads((tmp_path / "x.json").read_text())["peers"].keys() == {"mpich", "openmpi"}
 
 
@@ -180,7 +181,7 @@ def test_another_installation_is_measured_in_the_same_rounds(tmp_path, capsys):
     seen = [(row["who"], row["variant"], row["calls"] > 0) for row in rows if row["bytes"] == 256]
     assert seen == [(who, variant, True) for who in ("phalanx", "other") for variant in ("user", "symmetric")]
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.endswith("other  ratio") for line in lines) == 2
+    assert sum(line.endswith("other / other") for line in lines) == 2
     assert "other libphalanx" in json.loads(path.read_text())["versions"]
 
 
@@ -216,7 +217,7 @@ def test_the_python_api_is_measured_beside_gloo(tmp_path, capsys):
 def test_a_wrong_result_fails_the_run_and_says_which_element(collective, capsys):
     arguments = ["--collectives", collective, "--sizes", "1k", "--rounds", "1", "--peers", "none"]
     assert _main.main([*arguments, "--corrupt", "phalanx"]) == 1
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.replace("#", "").split())
     assert "wrong result: element" in text and "should be" in text
 
 
@@ -224,7 +225,7 @@ def test_a_peer_with_wrong_results_is_out_and_phalanx_is_still_measured(capsys):
     pytest.importorskip("torch", reason="needs torch")
     arguments = ["--collectives", "all_reduce", "--sizes", "1k", "--rounds", "1", "--peers", "gloo"]
     assert _main.main([*arguments, "--corrupt", "gloo"]) == 0
-    text = capsys.readouterr().out
+    text = " ".join(capsys.readouterr().out.replace("#", "").split())
     assert "gloo: all_reduce float32, 1,024 bytes: rank" in text and "wrong result" in text
     assert "user" in text
 
@@ -258,7 +259,7 @@ def test_ranks_sleep_between_their_turns(tmp_path):
 
 def test_a_run_without_the_library_says_what_is_missing(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(bench, "__path__", [str(tmp_path)])
-    assert _main.main(["--collectives", "barrier", "--peers", "none"]) == 1
+    assert _cli.main(["bench", "--collectives", "barrier", "--peers", "none"]) == 1
     assert f"libphalanx_bench.so is missing in {tmp_path}: reinstall phalanx-tools" in capsys.readouterr().err
 
 
@@ -276,22 +277,23 @@ def test_the_failure_of_phalanx_is_the_failure_of_the_run(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--collectives", "all_reduce,gather"], "'gather' is none of all_reduce"),
-        (["--sizes", "1k,nonsense"], "'nonsense' is no size"),
-        (["--sizes", "0"], "not between 1 byte and 1g"),
-        (["--sizes", "2g"], "not between 1 byte and 1g"),
+        (["--collectives", "all_reduce,gather"], "unknown collective 'gather' (choose from all_reduce"),
+        (["--sizes", "1k,nonsense"], "invalid size 'nonsense'; examples: 4096, 4k, 1m"),
+        (["--sizes", "0"], "not between 1 and 1g bytes"),
+        (["--sizes", "2g"], "not between 1 and 1g bytes"),
         (["--ranks", "1"], "--ranks must be 2 to 64"),
         (["--ranks", "65"], "--ranks must be 2 to 64"),
-        (["--rounds", "0"], "must be positive"),
-        (["--dtypes", "float64"], "'float64' is none of"),
-        (["--buffers", "device"], "'device' is none of user, symmetric"),
-        (["--peers", "nccl"], "'nccl' is none of gloo"),
+        (["--rounds", "0"], "expected a whole number of 1 or more, got '0'"),
+        (["--round-ms", "nan"], "expected a positive number, got 'nan'"),
+        (["--dtypes", "float64"], "unknown dtype 'float64' (choose from"),
+        (["--buffers", "device"], "unknown kind of buffer 'device' (choose from user, symmetric)"),
+        (["--peers", "nccl"], "unknown peer 'nccl' (choose from gloo"),
         (["--level", "python", "--collectives", "barrier"], "--level python measures all_reduce only"),
         (["--level", "python", "--peers", "mpich"], "--level python has no peer mpich"),
         (["--against", "/nowhere/python"], "--against: "),
         (["--level", "python", "--against", sys.executable], "--against compares C functions"),
         (["--realtime", "--ranks", "64"], "--realtime needs a core for each rank"),
-        (["--json", "/nowhere/at/all.json"], "there is no such directory"),
+        (["--json", "/nowhere/at/all.json"], "the folder /nowhere/at does not exist"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_starts(arguments, complaint, capsys):
@@ -352,7 +354,7 @@ def test_a_file_of_something_else_cannot_be_shown(tmp_path, capsys):
     path = tmp_path / "x.json"
     path.write_text('{"benchmark": "another"}')
     assert report.main([str(path)]) == 1
-    assert "no result of phalanx bench" in capsys.readouterr().err
+    assert "not a result of `phalanx bench --json`" in capsys.readouterr().err
     assert report.main([str(tmp_path / "missing.json")]) == 1
 
 

@@ -44,5 +44,5 @@ def test_without_the_plug_in_the_error_names_the_package(monkeypatch, capsys):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit):
         options.parse(["--compile"])
-    assert "--compile needs the package phalanx-inductor-plugin" in capsys.readouterr().err
+    assert "--compile needs phalanx-inductor-plugin, which is not installed" in capsys.readouterr().err
     assert options.parse(["--compile", "inductor"]).compile == "inductor"

@@ -1,6 +1,8 @@
 """phalanx trace: the report, the verdict, the command line."""
 
 import importlib.util
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -232,25 +234,70 @@ def test_group_chooses_groups_by_name(trace):
     assert (status, out, err) == (2, "", "phalanx trace: no group is called 'pp'; there are: dp, tp\n")
 
 
-def test_a_file_that_cannot_be_read_or_written_is_status_1(trace, tmp_path):
-    status, out, err = trace("missing.json")
-    assert (status, out) == (1, "") and "missing.json" in err and len(err.splitlines()) == 1
-    assert trace(str(tmp_path))[0] == 1
-    assert trace(stuck(), "--chrome", "no/such/folder.json")[0] == 1
-    assert trace(stuck(), "--picture", "no/such/folder.svg")[0] == 1
+def test_the_exit_status_says_whether_something_is_stuck_if_that_is_asked_for(trace):
+    healthy = dump(group(member(0, channel(entry(1, 5, 9))), member(1, channel(entry(1, 6, 9)))))
+    assert (trace(stuck())[0], trace(healthy)[0]) == (0, 0)
+    assert (trace(stuck(), "--exit-code")[0], trace(healthy, "--exit-code")[0]) == (1, 0)
 
 
-def test_a_file_that_is_no_dump_is_status_2_and_one_line(trace, tmp_path):
+def test_a_folder_stands_for_the_dumps_in_it(trace, tmp_path):
+    (tmp_path / "dumps").mkdir()
+    names = write(tmp_path / "dumps", stuck())
+    assert trace("dumps")[1] == trace(*(str(Path(name).relative_to(tmp_path)) for name in names))[1]
+    (tmp_path / "empty").mkdir()
+    assert trace("empty") == (2, "", "phalanx trace: empty: the folder has no file *.json\n")
+
+
+def test_json_says_what_the_report_says(trace):
+    status, out, err = trace(stuck(), "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert (
+        found["stuck"] is True
+        and [f"verdict: {text}" for text in found["verdicts"]] == trace(stuck())[1].splitlines()[-1:]
+    )
+    assert found["dumps"] == [{"file": "0.json", "rank": 0, "pid": 4121, "host": "node1"}]
+    (tp,) = found["groups"]
+    assert (tp["name"], tp["state"], tp["error"]) == ("tp", "active", None)
+    assert [(rank["rank"], rank["process"], rank["times_last"]) for rank in tp["ranks"]][2] == (2, "stopped", 3)
+    last = tp["collectives"][-1]
+    assert last["calls"] == {"all_reduce(float32, 512, sum)": [0, 1, 3]}
+    assert (last["not_started"], last["not_completed"], last["took_ns"]) == ([2], [0, 1, 3], 4_200_000_000)
+    assert json.loads(trace(stuck_and_failed(), "--json")[1])["groups"][0]["error"]["status"] == "PHX_ERR_TIMEOUT"
+    assert json.loads(trace(dump(group(member(0))), "--json")[1])["stuck"] is False
+
+
+def test_the_verdict_has_a_colour_on_a_terminal_only(trace, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b" not in trace(stuck())[1]
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert "\n\x1b[31mverdict: group 'tp': rank 2" in trace(stuck())[1]
+    assert trace(dump(group(member(0))))[1].splitlines()[-1].startswith("\x1b[32mverdict: nothing is stuck")
+
+
+def test_a_file_that_cannot_be_read_or_written_is_status_2_and_one_line(trace, tmp_path):
+    assert trace("missing.json") == (2, "", "phalanx trace: missing.json: No such file or directory\n")
+    (tmp_path / "folder.svg").mkdir()
+    status, _, err = trace(stuck(), "--picture", "folder.svg")
+    assert (status, err) == (2, "phalanx trace: folder.svg: Is a directory\n")
+
+
+def test_a_file_that_is_not_a_dump_is_status_2_and_one_line(trace, tmp_path):
+    (tmp_path / "empty.json").write_text("{}")
+    assert trace("empty.json")[2] == "phalanx trace: empty.json: not a flight-recorder dump (no field 'format')\n"
     (tmp_path / "bad.json").write_text('{"format": "phalanx-flight-rec')
     status, out, err = trace(stuck(), "bad.json")
     assert (status, out) == (2, "")
-    assert err.startswith("phalanx trace: bad.json: it is no complete JSON") and len(err.splitlines()) == 1
+    assert err.startswith("phalanx trace: bad.json: not valid JSON (line 1, column 12: ") and len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--last", "0"), "--last must be positive"),
+        (("--last", "0"), "--last: expected a whole number of 1 or more, got '0'"),
+        (("--chrome", "no/such/folder.json"), "no/such does not exist"),
+        (("--picture", "no/such/folder.svg"), "no/such does not exist"),
         (("--picture", "x.pdf"), "must end in .svg or .png"),
         (("--picture", "x.png"), "pip install matplotlib"),
     ],

@@ -1,5 +1,6 @@
 """phalanx tune: what it makes of times, the table that it writes, and what it refuses."""
 
+import json
 import os
 import select
 import subprocess
@@ -81,7 +82,7 @@ QUICK = ["--seconds", "0.1", "--largest", "64k"]
 def test_tune_writes_a_table_that_new_groups_read(table, capsys):
     assert _cli.main(["tune", "--ranks", "2,3", *QUICK]) == 0
     text = capsys.readouterr().out
-    assert f"table: {table} (not there)" in text
+    assert f"table: {table} (does not exist)" in text
     assert f"wrote {table}" in text
     for name in vars(Tuning()):
         assert text.count(f"  {name} ") == (2 if name != "push_bytes" else 0)  # which means nothing to few ranks
@@ -101,6 +102,17 @@ def test_tune_writes_to_another_file_or_nowhere(table, tmp_path, capsys):
     assert not table.exists()
 
 
+def test_a_program_reads_one_object(table, capsys):
+    assert _cli.main(["tune", "--ranks", "2", *QUICK, "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (group,) = found["groups"]
+    assert (found["table"], found["written"], group["ranks"]) == (str(table), False, 2)
+    assert {each["name"]: each["chosen"] for each in group["findings"]}.items() <= group["chosen"].items()
+    assert _cli.main(["tune", "--show", "--ranks", "2", "--json"]) == 0
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert group["present"] == group["built_in"] and "findings" not in group
+
+
 def test_tune_shows_the_values_that_groups_have(table, capsys):
     assert _cli.main(["tune", "--show", "--ranks", "2"]) == 0
     assert "built-in" not in capsys.readouterr().out
@@ -115,11 +127,11 @@ def test_tune_shows_the_values_that_groups_have(table, capsys):
     ("words", "text"),
     [
         (["--ranks", "1"], "2 to 64"),
-        (["--ranks", "two"], "no list of numbers"),
-        (["--seconds", "0"], "must be positive"),
+        (["--ranks", "two"], "expected numbers separated by commas, such as 2,4; got 'two'"),
+        (["--seconds", "0"], "expected a positive number, got '0'"),
         (["--largest", "1k"], "between 64k and 1g"),
-        (["--largest", "big"], "no size"),
-        (["--output", "/nowhere/at/all"], "there is no such directory"),
+        (["--largest", "big"], "invalid size 'big'; examples: 4096, 4k, 1m"),
+        (["--output", "/nowhere/at/all"], "the folder /nowhere/at does not exist"),
     ],
 )
 def test_tune_refuses_what_makes_no_sense(table, words, text, capsys):

@@ -36,7 +36,7 @@ def gpus(monkeypatch):
 def test_tune_writes_a_table_that_new_groups_on_these_gpus_read(table, gpus, capsys):
     assert _cli.main(["tune", *QUICK]) == 0
     text = capsys.readouterr().out
-    assert f"table: {table} (not there)" in text
+    assert f"table: {table} (does not exist)" in text
     assert "2 ranks on " in text
     for name in ("line_bytes", "two_shot_bytes", "copy_bytes", "thread_bytes"):
         assert text.count(f"  {name} ") == 1

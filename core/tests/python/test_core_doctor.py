@@ -15,6 +15,7 @@ import pytest
 from phalanx.core import doctor, ffi, lib
 from phalanx.core.doctor import _host, _trials
 from phalanx.core.doctor._host import Host
+from terminals import COLUMNS, on_terminal, shown, without_terminal
 
 HERE = Host(ranks=2)
 
@@ -28,7 +29,7 @@ def only(look, host=HERE):
 
 
 def test_doctor_says_what_the_host_offers(capsys):
-    status = doctor.main([])
+    status = doctor.main(["-v"])
     lines = capsys.readouterr().out.splitlines()
     findings = {line[6:22].strip(): line[:4].strip() for line in lines[:-1] if not line.startswith(" ")}
     expected = ["python", "torch", "packages", "kernel", "container", "user namespace", "net namespace", "user"]
@@ -39,8 +40,56 @@ def test_doctor_says_what_the_host_offers(capsys):
     for name in expected:
         assert findings[name] in ("ok", "warn"), lines
     levels = list(findings.values())
-    assert lines[-1] == f"{levels.count('ok')} ok, {levels.count('warn')} warn, 0 fail"
+    assert lines[-1].endswith(f": {levels.count('ok')} ok, {levels.count('warn')} warn, 0 fail")
     assert status == 0
+
+
+def test_what_is_wrong_comes_first_and_what_is_in_order_is_shown_on_request(monkeypatch, capsys):
+    def check_all(host):
+        yield doctor.Finding("ok", "sun", "shines", "look at it")
+        yield doctor.Finding("warn", "clouds", "some", "wait")
+        yield doctor.Finding("ok", "wind", "none")
+        yield doctor.Finding("fail", "moon", "is not there", "come back at night")
+
+    monkeypatch.setattr(doctor, "_CHECKS", (check_all,))
+    wrong = [
+        "fail  moon              is not there",
+        "                        -> come back at night",
+        "warn  clouds            some",
+        "                        -> wait",
+    ]
+    summary = "ranks cannot work here: 2 ok, 1 warn, 1 fail"
+    assert doctor.main([]) == 1
+    assert capsys.readouterr().out.splitlines() == [*wrong, f"{summary} (`phalanx doctor -v` shows all)"]
+    assert doctor.main(["-v"]) == 1
+    rest = [
+        "ok    sun               shines",
+        "                        tip: look at it",
+        "ok    wind              none",
+    ]
+    assert capsys.readouterr().out.splitlines() == [*wrong, *rest, summary]
+    monkeypatch.setattr(doctor, "_CHECKS", ())
+    assert doctor.main([]) == 0
+    assert capsys.readouterr().out.startswith("nothing is wrong: 0 ok")
+
+
+def test_a_terminal_gets_colours_and_lines_of_its_width_and_nothing_else_does():
+    variables = {"PHALANX_ISA": "nonesuch"}
+    seen = on_terminal("doctor", "-v", **variables)
+    assert seen.status == 0 and "\x1b[33mwarn\x1b[0m  isa" in seen.out and "\x1b[32mok  \x1b[0m  python" in seen.out
+    words = [word for line in shown(seen.out).splitlines() if len(line) > COLUMNS for word in line[24:].split()]
+    assert all(len(word) > COLUMNS - 30 for word in words)  # such as paths, which are not cut
+    assert "\x1b" not in on_terminal("doctor", NO_COLOR="1", **variables).out
+    plain = without_terminal("doctor", **variables)
+    assert plain.text.startswith("warn  isa") and "\x1b" not in plain.text
+
+
+def test_ctrl_c_ends_doctor_and_the_processes_of_its_trials(tmp_path):
+    os.mkfifo(tmp_path / "ucx")  # to load it takes until somebody writes
+    variables = {"PHALANX_UCX": str(tmp_path / "ucx")}
+    seen = on_terminal("doctor", ctrl_c=lambda text, processes: len(processes) == 3, **variables)
+    assert (seen.status, shown(seen.out)) == (130, "phalanx doctor: interrupted\n")
+    assert (seen.processes, seen.files) == ([], [])
 
 
 def test_doctor_writes_json(capsys):
@@ -93,7 +142,7 @@ def test_what_is_no_number_of_ranks_is_refused(words, capsys):
     with pytest.raises(SystemExit) as caught:
         doctor.main([f"--ranks={words}"])
     assert caught.value.code == 2
-    assert f"'{words}' is no number of ranks" in capsys.readouterr().err
+    assert f"--ranks: expected a whole number of 1 or more, got '{words}'" in capsys.readouterr().err
 
 
 def test_doctor_does_not_import_torch():

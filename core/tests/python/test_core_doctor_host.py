@@ -100,10 +100,12 @@ def test_hyper_threads_are_counted(fake, cores):
     pairs = {0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"}
     files = {f"sys/devices/system/cpu/cpu{core}/topology/core_cpus_list": pair for core, pair in pairs.items()}
     finding = only(_machine.check_siblings, fake(files, ranks=4))
-    assert finding.text == "the 4 are hyper-threads of 2 whole cores"
-    assert "4 ranks compute on 2" in finding.advice
+    assert finding.text == "the 4 cores are hyper-threads of 2 physical cores"
+    assert "4 ranks share 2 physical cores" in finding.advice
     cores(0, 1)
-    assert only(_machine.check_siblings, fake({})).text == "no two of these cores are one"
+    assert (
+        only(_machine.check_siblings, fake({})).text == "each of these cores is a whole core: no hyper-thread siblings"
+    )
 
 
 # ---- namespaces, user, host id ------------------------------------------------------------------
@@ -120,10 +122,10 @@ def test_namespaces_of_the_host_are_told_from_others(fake):
         }
     )
     findings = {finding.name: finding for finding in _machine.check_namespaces(host)}
-    assert findings["user namespace"].text == "user:[4026531837], that of the host"
+    assert findings["user namespace"].text == "user:[4026531837], the one of the host"
     assert findings["pid namespace"].advice == ""
-    assert findings["ipc namespace"].text == "ipc:[4026532999], not that of the host"
-    assert findings["net namespace"].text == "net:[4026532008], not that of the host"
+    assert findings["ipc namespace"].text == "ipc:[4026532999], not the one of the host"
+    assert findings["net namespace"].text == "net:[4026532008], not the one of the host"
     assert "count as different hosts" in findings["net namespace"].advice
 
 
@@ -136,8 +138,8 @@ def test_process_1_of_a_container_does_not_say_what_the_host_has(fake):
         }
     )
     findings = {finding.name: finding for finding in _machine.check_namespaces(host)}
-    assert findings["pid namespace"].text == "pid:[4026532600], not that of the host"
-    assert findings["net namespace"].text == "net:[4026532008], whose it is cannot be read"
+    assert findings["pid namespace"].text == "pid:[4026532600], not the one of the host"
+    assert findings["net namespace"].text == "net:[4026532008], unknown whether it is the one of the host"
     assert findings["user namespace"].text == "cannot be read"
 
 
@@ -170,7 +172,7 @@ def test_without_a_boot_id_hosts_may_be_mixed_up(fake, monkeypatch):
     monkeypatch.setenv("PHALANX_HOST_ID", "17")
     assert only(_machine.check_host_id, fake({})).text == "17, from PHALANX_HOST_ID"
     monkeypatch.delenv("PHALANX_HOST_ID")
-    assert "of boot id 0a1b" in only(_machine.check_host_id, fake({"proc/sys/kernel/random/boot_id": "0a1b\n"})).text
+    assert "the boot id 0a1b" in only(_machine.check_host_id, fake({"proc/sys/kernel/random/boot_id": "0a1b\n"})).text
 
 
 # ---- the kernel ---------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def test_two_processes_that_count_as_two_hosts_are_tried():
     assert found["host address"].level in ("ok", "warn")
     if not found["ucx"].text.startswith("not found"):
         assert found["ucx"].level == "ok" and "libucp.so" in found["ucx"].text and "transports" in found["ucx"].text
-        assert found["two hosts"].level == "ok" and "add 1 MiB over UCX in" in found["two hosts"].text
+        assert found["two hosts"].level == "ok" and "reduced 1 MiB over UCX in" in found["two hosts"].text
     else:
         assert "two hosts" not in found and "apt install libucx0" in found["ucx"].advice
 
@@ -93,7 +93,7 @@ def test_an_interface_that_is_not_there_is_a_warning_with_those_that_are(monkeyp
     address = findings()["host address"]
     assert address.level == "warn" and "nonesuch7" in address.text and "there are: " in address.text
     monkeypatch.setenv("PHALANX_SOCKET_IFNAME", "nonesuch7,lo")
-    assert findings()["host address"].text == "127.0.0.1, of the loopback; no other is known"
+    assert findings()["host address"].text == "127.0.0.1, the loopback; no other is known"
 
 
 def test_without_ucx_nothing_is_wrong_and_it_is_said_what_to_install(monkeypatch):

@@ -101,12 +101,15 @@ def test_what_phalanx_build_made_is_found_if_nobody_else_may_write_it(monkeypatc
     assert finding.level == "ok" and "phalanx build" in finding.advice
     folder.mkdir(mode=0o700)
     (folder / "collectives-torch2.12.0-0123.so").touch(mode=0o700)
-    assert "nothing for torch 2.13.0+cpu" in only(_library.check_native).text
+    assert only(_library.check_native).text == (
+        "collectives not compiled, DTensor not compiled, c10d back end not compiled, memory pool not compiled, "
+        f"for torch 2.13.0+cpu in {folder}"
+    )
     library = folder / "collectives-torch2.13.0+cpu-4567.so"
     library.touch(mode=0o700)
     finding = only(_library.check_native)
-    assert finding.level == "ok" and finding.text == str(library)
-    assert "compiles what is missing (dtensor)" in finding.advice
+    assert finding.level == "ok" and finding.text.startswith("collectives compiled, DTensor not compiled, ")
+    assert "compiles what is missing for DTensor" in finding.advice
     (folder / "dtensor-torch2.13.0+cpu-89ab.so").touch(mode=0o700)
     assert "missing" not in only(_library.check_native).advice
     library.chmod(0o722)
@@ -124,8 +127,8 @@ def test_what_the_first_use_of_the_backend_compiled_does_not_stand_for_phalanx_b
     library = tmp_path / "c10d-torch2.13.0-0123.so"
     library.touch(mode=0o700)
     finding = only(_library.check_native)
-    assert finding.text == str(library)
-    assert "phalanx build compiles what is missing (collectives)" in finding.advice
+    assert finding.text.startswith("collectives not compiled, c10d back end compiled, ")
+    assert "`phalanx build` compiles what is missing for collectives:" in finding.advice
 
 
 def test_without_the_package_above_there_is_nothing_to_compile(monkeypatch):
@@ -178,6 +181,64 @@ def test_a_kernel_set_below_what_the_processor_has_is_a_warning(monkeypatch, tmp
     assert finding.level == ("ok" if chosen == "avx512" else "warn")
     monkeypatch.setattr(_machine, "_NEEDS", {"avx1024": {"avx2"}})
     assert "built without it" in only(_machine.check_instructions, host).advice
-    monkeypatch.setenv("PHALANX_ISA", "scalar")
+    monkeypatch.setenv("PHALANX_ISA", chosen)
     finding = only(_machine.check_instructions, host)
-    assert finding.level == "warn" and "unset PHALANX_ISA, which is scalar" in finding.advice
+    assert finding.level == "warn" and f"unset PHALANX_ISA, which is {chosen}" in finding.advice
+
+
+def test_a_kernel_set_that_does_not_exist_or_not_here_is_a_warning(monkeypatch):
+    monkeypatch.setattr(_machine, "_KERNELS", ("first", *_machine._KERNELS, "last"))
+    for wish in ("foo", "", "last"):  # the last would be worse than what was chosen: it was not obeyed
+        monkeypatch.setenv("PHALANX_ISA", wish)
+        finding = only(_machine.check_instructions)
+        assert finding.level == "warn" and f"PHALANX_ISA is {wish!r}" in finding.text
+        assert "it has no effect" in finding.advice
+
+
+def test_the_variables_of_all_packages_are_known():
+    pytest.importorskip("phalanx.core.environment")
+    assert {"PHALANX_TUNING", "PHALANX_NATIVE", "PHALANX_BENCH_PEERS", "PHALANX_COMPILE"} <= _library.known_variables()
+
+
+def test_variables_without_effect_are_warnings(monkeypatch, tmp_path):
+    for name in [name for name in os.environ if name.startswith("PHALANX_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(_library, "known_variables", lambda: frozenset({"PHALANX_TUNING", "PHALANX_DUMP"}))
+    monkeypatch.setenv("PHALANX_TUNIGN", "x")
+    monkeypatch.setenv("PHALANX_DUMP", str(tmp_path / "dumps"))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "abc")
+    first, *warnings = _library.check_environment(HERE)
+    assert first.level == "ok" and {finding.level for finding in warnings} == {"warn"}
+    assert [finding.text for finding in warnings] == [
+        "PHALANX_TUNIGN is not a variable of Phalanx",
+        f"PHALANX_DUMP is {tmp_path / 'dumps'}, which is not a folder",
+        "LOCAL_WORLD_SIZE is 'abc', which is not a number of ranks",
+    ]
+    assert "or set PHALANX_TUNING" in warnings[0].advice
+    monkeypatch.delenv("PHALANX_TUNIGN")
+    (tmp_path / "dumps").mkdir()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert only(_library.check_environment).level == "ok"
+
+
+@pytest.mark.parametrize(
+    ("table", "line"),
+    [
+        ("host=1 ranks=2 one_shot_bytes=64\n\ngpu=H ranks=2 shared=0 line_bytes=1\n", 0),
+        ("host=1 ranks=2 one_shot_bytes=64\n\x00\x01garbage\n", 2),
+        ("host=1 ranks=two one_shot_bytes=64\n", 1),
+        ("gpu=H ranks=2\n", 1),
+        ("host=1 ranks=2 one_shot_by", 1),
+    ],
+)
+def test_a_damaged_table_is_a_warning_with_the_line(monkeypatch, tmp_path, table, line):
+    path = tmp_path / "tuning"
+    path.write_text(table)
+    monkeypatch.setenv("PHALANX_TUNING", str(path))
+    finding = only(_library.check_tuning)
+    if line:
+        assert finding.level == "warn"
+        assert finding.text == f"{path}, line {line} is not a row of a tuning table"
+        assert "run `phalanx tune` again" in finding.advice
+    else:
+        assert finding.level == "ok"

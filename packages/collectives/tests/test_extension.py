@@ -1,9 +1,15 @@
 """`Extension`: modules in C++ that are compiled on the user's host. A small one, which includes Python.h alone."""
 
 import logging
+import os
+import select
 import shutil
+import signal
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from phalanx.collectives.extension import Extension, folder
 
@@ -110,3 +116,44 @@ def test_without_a_compiler_or_a_folder_the_error_says_what_to_do(sources, monke
     monkeypatch.setenv("CXX", "")
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler .*; nothing needs it"):
         small(sources).load()
+
+
+def test_each_compilation_is_announced_before_it_begins(sources, monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "false")
+    with caplog.at_level(logging.WARNING, logger="phalanx.collectives"), pytest.raises(RuntimeError):
+        small(sources).load()
+    assert [record.getMessage().partition(", about a minute, once: ")[0] for record in caplog.records] == [
+        f"compiling small for torch {torch.__version__}"
+    ]
+
+
+# A compiler that takes for ever, as a process and another one that it started.
+SLOW_COMPILER = """#!/bin/sh
+sleep 1000 &
+echo $$ $! > "$PIDS"
+wait
+"""
+BUILD = """
+import sys
+from pathlib import Path
+from phalanx.collectives.extension import Extension
+Extension("small", "small", [Path(sys.argv[1])], "").build()
+"""
+
+
+def test_an_interrupted_compilation_ends_the_compiler_and_leaves_no_file(sources):
+    compiler, pids = sources / "compiler", sources / "pids"
+    compiler.write_text(SLOW_COMPILER)
+    compiler.chmod(0o700)
+    os.mkfifo(pids)
+    command = [sys.executable, "-c", BUILD, str(sources / "small.cpp")]
+    env = {**os.environ, "CXX": str(compiler), "PIDS": str(pids)}
+    with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as process:
+        running = [os.pidfd_open(int(pid)) for pid in pids.read_text().split()]  # blocks until they run
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    assert errors.startswith("compiling small for torch ") and "KeyboardInterrupt" in errors
+    for pidfd in running:
+        assert select.select([pidfd], [], [], 60)[0], "a process of the compiler still runs"
+        os.close(pidfd)
+    assert len(running) == 2 and list((sources / "native").iterdir()) == []

@@ -1,34 +1,42 @@
-"""`python -m phalanx.core`: where the files are that C and C++ builds need."""
+"""`python -m phalanx.core`: the folders that C and C++ builds need."""
 
 import argparse
 import sys
 
 from phalanx.core import _paths
+from phalanx.core.commands import Parser
 
 _DIRECTORIES = {"cmake": "cmake", "include": "include", "lib": "lib"}
 
 
+def parser() -> argparse.ArgumentParser:
+    """The parser of `python -m phalanx.core`."""
+    made = Parser(
+        prog="python -m phalanx.core",
+        description="Print the folders that C and C++ builds need, one line each in the order below. The exit status "
+        "is 1 if a folder is missing.",
+        epilog="With CMake: cmake -DCMAKE_PREFIX_PATH=$(python -m phalanx.core --cmake-dir) ...",
+    )
+    made.add_argument("--cmake-dir", action="store_true", help="print the folder for find_package(phalanx)")
+    made.add_argument("--include-dir", action="store_true", help="print the folder of phalanx/phalanx.h")
+    made.add_argument("--lib-dir", action="store_true", help="print the folder of libphalanx.so.0")
+    made.add_argument("--version", action="store_true", help="print the version of libphalanx")
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
-    """Print what is asked for, one line each.
+    """Print the folders that are asked for, one line each.
 
     Args:
         argv: Arguments; None takes those of the process.
 
     Returns:
-        Exit status: 1 if something is not there.
+        Exit status: 1 if a folder is missing.
     """
-    parser = argparse.ArgumentParser(
-        prog="python -m phalanx.core",
-        description="Where the files are that C and C++ builds need.",
-        epilog="With CMake: cmake -Dphalanx_DIR=$(python -m phalanx.core --cmake-dir) ...",
-    )
-    parser.add_argument("--cmake-dir", action="store_true", help="for find_package(phalanx)")
-    parser.add_argument("--include-dir", action="store_true", help="holds phalanx/phalanx.h")
-    parser.add_argument("--lib-dir", action="store_true", help="holds libphalanx.so.0")
-    parser.add_argument("--version", action="store_true", help="of the library")
-    options = parser.parse_args(argv)
+    made = parser()
+    options = made.parse_args(argv)
     if not any(vars(options).values()):
-        parser.print_help()
+        made.print_help()
         return 2
     try:
         for name, folder in _DIRECTORIES.items():

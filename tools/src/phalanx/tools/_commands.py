@@ -4,7 +4,8 @@ Nothing is imported before a command runs: `phalanx bench` works without torch.
 """
 
 import importlib.util
-import sys
+
+from phalanx.core.commands import CommandError
 
 
 def bench(argv: list[str]) -> int:
@@ -16,8 +17,7 @@ def bench(argv: list[str]) -> int:
 
 def demo(argv: list[str]) -> int:
     """`phalanx demo`."""
-    if not _has_all_of("demo", "phalanx.dtensor"):
-        return 1
+    _require("demo", "phalanx.dtensor")
     from phalanx.tools.demo import main
 
     return main(argv)
@@ -39,19 +39,16 @@ def tune(argv: list[str]) -> int:
 
 def verify(argv: list[str]) -> int:
     """`phalanx verify`."""
-    if not _has_all_of("verify", "phalanx.dtensor", "expecttest", "numpy"):
-        return 1
+    _require("verify", "phalanx.dtensor", "expecttest", "numpy")
     from phalanx.tools.verify._main import main
 
     return main(argv)
 
 
-def _has_all_of(command: str, *modules: str) -> bool:
+def _require(command: str, *modules: str) -> None:
     missing = [module for module in modules if importlib.util.find_spec(module) is None]
     if missing:
-        print(
-            f"phalanx {command}: needs {', '.join(missing)}: install phalanx-tools[{command}]; "
-            f"from the sources of Phalanx: pip install './tools[{command}]'",
-            file=sys.stderr,
+        raise CommandError(
+            f"needs {', '.join(missing)}: install phalanx-tools[{command}]; "
+            f"from the sources of Phalanx: pip install './tools[{command}]'"
         )
-    return not missing

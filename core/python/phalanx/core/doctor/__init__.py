@@ -1,4 +1,4 @@
-"""`phalanx doctor`: what this host offers, and what is wrong with it.
+"""`phalanx doctor`: checks this host and this installation.
 
 Each theme has a file with checks: functions that take a `Host`, look at one thing each, and yield what they found. A
 check changes nothing, leaves nothing behind, and says so if it cannot read what it looks at. Tests give it a `Host`
@@ -7,15 +7,31 @@ with other files.
 
 import argparse
 import json
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 
+from phalanx.core.commands import Parser, number_from, paint
 from phalanx.core.doctor import _cuda, _library, _limits, _machine, _trials
 from phalanx.core.doctor._cuda import ask_cuda_driver
 from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host
-from phalanx.core.doctor._library import installed_versions
+from phalanx.core.doctor._library import core_version, installed_versions, torch_version
 
-__all__ = ["FAIL", "OK", "WARN", "Finding", "ask_cuda_driver", "examine", "installed_versions", "main"]
+__all__ = [
+    "FAIL",
+    "OK",
+    "WARN",
+    "Finding",
+    "ask_cuda_driver",
+    "core_version",
+    "examine",
+    "installed_versions",
+    "main",
+    "parser",
+    "torch_version",
+]
 
 _CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
     _library.check_python,
@@ -62,8 +78,8 @@ def examine(ranks: int | None = None) -> Iterator[Finding]:
     """Look at everything, in a fixed order. Changes nothing, and leaves nothing behind.
 
     Args:
-        ranks: How many are to run on this host. None takes LOCAL_WORLD_SIZE, else as many as cores that this process
-            may use, two at least.
+        ranks: The number of ranks that are to run on this host. None takes LOCAL_WORLD_SIZE, else the number of cores
+            that this process may use, at least 2.
     """
     host = Host(_machine.default_ranks() if ranks is None else ranks)
     for look in _CHECKS:
@@ -72,6 +88,24 @@ def examine(ranks: int | None = None) -> Iterator[Finding]:
         except Exception as error:
             name = look.__name__.removeprefix("check_")
             yield Finding(FAIL, name, f"{type(error).__name__}: {error}", "please report this")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `phalanx doctor`."""
+    made = Parser(
+        prog="phalanx doctor",
+        description="Check this host and this installation: what is wrong comes first, with what to do about it. "
+        "Nothing is changed. The exit status is 1 if ranks cannot work here.",
+    )
+    made.add_argument(
+        "--ranks",
+        type=number_from(1),
+        metavar="N",
+        help="the number of ranks that are to run on this host (default: LOCAL_WORLD_SIZE, else the number of cores)",
+    )
+    made.add_argument("-v", "--verbose", action="store_true", help="also print what is in order, with tips")
+    made.add_argument("--json", action="store_true", help="print everything as a JSON array instead of lines")
+    return made
 
 
 def main(argv: list[str]) -> int:
@@ -83,32 +117,44 @@ def main(argv: list[str]) -> int:
     Returns:
         Exit status: 1 if something fails, else 0.
     """
-    parser = argparse.ArgumentParser(
-        prog="phalanx doctor", description="What this host offers, and what is wrong with it."
-    )
-    parser.add_argument(
-        "--ranks",
-        type=_positive,
-        metavar="N",
-        help="how many ranks are to run here (default: $LOCAL_WORLD_SIZE, else as many as cores)",
-    )
-    parser.add_argument("--json", action="store_true", help="print a JSON array instead of lines")
-    options = parser.parse_args(argv)
+    options = parser().parse_args(argv)
     findings = list(examine(options.ranks))
     levels = [finding.level for finding in findings]
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        for each in findings:
-            print(f"{each.level:4}  {each.name:16}  {each.text}")
-            if each.advice:
-                print(f"{'':24}-> {each.advice}")
-        print(f"{levels.count(OK)} ok, {levels.count(WARN)} warn, {levels.count(FAIL)} fail")
+        for finding in sorted(findings, key=lambda finding: (FAIL, WARN, OK).index(finding.level)):
+            if finding.level != OK or options.verbose:
+                print(_lines(finding))
+        print(_summary(findings, options.verbose))
     return 1 if FAIL in levels else 0
 
 
-def _positive(text: str) -> int:
-    number = int(text) if text.isdecimal() else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks; give 1 or more")
-    return number
+_COLOURS = {FAIL: "red", WARN: "yellow", OK: "green"}
+
+
+def _lines(finding: Finding) -> str:
+    """A finding, with its advice below. Only a terminal gets lines of its own width: a program reads whole ones."""
+    columns = shutil.get_terminal_size((100, 24)).columns if sys.stdout is not None and sys.stdout.isatty() else 1 << 20
+
+    def below(text: str) -> str:
+        width = max(40, columns - 24)
+        return f"\n{'':24}".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
+
+    text = f"{paint(f'{finding.level:4}', _COLOURS[finding.level])}  {finding.name:16}  {below(finding.text)}"
+    mark = "tip: " if finding.level == OK else "-> "
+    return text + (f"\n{'':24}{below(mark + finding.advice)}" if finding.advice else "")
+
+
+def _summary(findings: list[Finding], verbose: bool) -> str:
+    levels = [finding.level for finding in findings]
+    counts = [f"{levels.count(level)} {level}" for level in (OK, WARN, FAIL)]
+    if FAIL in levels:
+        verdict = paint("ranks cannot work here", "red")
+    elif WARN in levels:
+        verdict = paint("ranks work here, with warnings", "yellow")
+    else:
+        verdict = paint("nothing is wrong", "green")
+    tips = sum(finding.level == OK and finding.advice != "" for finding in findings)
+    more = "" if verbose else f" (`phalanx doctor -v` shows all{f', with {tips} tips' if tips > 1 else ''})"
+    return f"{verdict}: {', '.join(counts)}{more}"

@@ -53,12 +53,12 @@ def check_cuda(host: Host) -> Iterator[Finding]:
         return
     if "trouble" in found:
         yield Finding(
-            WARN, "cuda", found["trouble"], "ranks on CPU are not concerned; nvidia-smi and dmesg may say more"
+            WARN, "cuda", found["trouble"], "ranks on CPU are not affected; nvidia-smi and dmesg may say more"
         )
         return
     text = f"driver {module or 'of unknown version'}, for CUDA {_dotted(found['version'])}"
     if found["status"] != 0:
-        advice = _ADVICE.get(found["status"], "ranks on CPU are not concerned; nvidia-smi and dmesg may say more")
+        advice = _ADVICE.get(found["status"], "ranks on CPU are not affected; nvidia-smi and dmesg may say more")
         yield Finding(WARN, "cuda", f"{text}; cuInit says {found['status']} ({found['reason']})", advice)
         return
     devices = found["devices"]
@@ -106,7 +106,7 @@ def _tuning(name: str) -> Iterator[Finding]:
     text = f"{name}: {path}, for {' and '.join(groups)}"
     strange = [key.ranks for key, row in rows.items() if not all(value.isdecimal() for value in row.values())]
     if strange:
-        advice = f"a row of {strange[0]} ranks is no work of phalanx tune: run it with --device cuda"
+        advice = f"the row for {strange[0]} ranks has a value that is not a number: phalanx tune --device cuda"
         yield Finding(WARN, "gpu tuning", text, advice)
     else:
         yield Finding(OK, "gpu tuning", text)

@@ -92,7 +92,7 @@ class Host:
 
 
 def parse_ranges(text: str | None) -> list[int]:
-    """The numbers of a list such as "0-3,8". Empty for what is no list."""
+    """The numbers of a list such as "0-3,8". Empty for a text that is not a list."""
     numbers: list[int] = []
     for part in (text or "").split(","):
         first, _, last = part.strip().partition("-")
@@ -193,7 +193,7 @@ def _cgroup_folders(host: Host, controller: str) -> Iterator[str]:
     for line in (host.read("/proc/self/cgroup") or "").splitlines():
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
-        if controllers == "":  # version 2; beside version 1 it has a folder of its own
+        if controllers == "":  # version 2; next to version 1 it has a folder of its own
             mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"]
         elif controller in controllers.split(","):
             mounts = list(dict.fromkeys([f"/sys/fs/cgroup/{controllers}", f"/sys/fs/cgroup/{controller}"]))

@@ -1,6 +1,8 @@
 """What is installed, by its metadata (nothing is imported, so that this takes milliseconds), and the library itself."""
 
 import contextlib
+import difflib
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -15,19 +17,35 @@ from phalanx.core.cache import cache_path
 from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host
 
 _OLDEST_TORCH, _NEWEST_TORCH = (2, 11), (2, 15)
-# What is compiled on a host, and the module without which `phalanx build` does not compile it; None: it never does.
-_COMPILED = {"collectives": "phalanx.collectives", "dtensor": "phalanx.dtensor", "c10d": None}
+# Native modules that are compiled on a host: what each is for, and the module without which nothing uses it.
+_NATIVE = {
+    "collectives": ("collectives", "phalanx.collectives"),
+    "dtensor": ("DTensor", "phalanx.dtensor"),
+    "c10d": ("c10d back end", "phalanx.collectives"),
+    "symm_mem_pool": ("memory pool", "phalanx.symm_mem"),
+}
+_BUILT_ON_REQUEST = ("collectives", "dtensor")  # by `phalanx build`; the others are compiled at their first use
 _PIN = re.compile(r"(phalanx[\w-]*)\s*==\s*([\d.]+)\.\*")  # how our distributions name each other
 
 
 def installed_versions() -> dict[str, str]:
-    """Version of each installed distribution of this project, by name."""
+    """The version of each installed distribution of this project, by name."""
     names = ("core", "collectives", "symm-mem", "dtensor", "inductor-plugin", "tools")
     found = {}
     for name in ("phalanx", *(f"phalanx-{part}" for part in names)):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
     return found
+
+
+def core_version() -> str:
+    """The version of phalanx-core; in a source tree, where it is not installed, that of the library."""
+    installed = installed_versions().get("phalanx-core")
+    if installed is not None:
+        return installed
+    from phalanx.core._lib import ffi, lib
+
+    return str(ffi.string(lib.phx_version()).decode())
 
 
 def torch_version() -> str | None:
@@ -96,7 +114,7 @@ def check_packages(host: Host) -> Iterator[Finding]:
 
 
 def check_native(host: Host) -> Iterator[Finding]:
-    """What `phalanx build` and the first use of the c10d backend compile: named after the torch that it is for.
+    """The native modules, each of which is a file that is named after the torch that it is for.
 
     Silent without phalanx.collectives.
     """
@@ -107,28 +125,26 @@ def check_native(host: Host) -> Iterator[Finding]:
     if folder is None:
         yield Finding(OK, "compiled", "nothing: PHALANX_NATIVE is empty, or there is no cache directory")
         return
+    parts = [part for part, (_, module) in _NATIVE.items() if importlib.util.find_spec(module) is not None]
     try:
-        parts = {what: sorted(folder.glob(f"{what}-torch{version}-*.so")) for what in _COMPILED}
-        there = [path for paths in parts.values() for path in paths]
-        open_to_others = [path for path in (folder, *there) if path.exists() and not _is_ours(path)]
+        files = {part: sorted(folder.glob(f"{part}-torch{version}-*.so")) for part in parts}
+        every = [path for paths in files.values() for path in paths]
+        open_to_others = [path for path in (folder, *every) if path.exists() and not _is_ours(path)]
     except OSError as error:
         yield Finding(WARN, "compiled", f"{folder} cannot be read ({error})", "set PHALANX_NATIVE to a folder of yours")
         return
-    missing = [
-        what
-        for what, module in _COMPILED.items()
-        if module is not None and not parts[what] and importlib.util.find_spec(module) is not None
-    ]
     if open_to_others:
         advice = f"it is not loaded: it must be yours, and chmod go-w {open_to_others[0]}"
         yield Finding(WARN, "compiled", f"others may write {open_to_others[0]}", advice)
-    elif missing:
-        present = ", ".join(map(str, there)) or f"nothing for torch {version} in {folder}"
-        advice = f"phalanx build compiles what is missing ({', '.join(missing)}): a few microseconds less for each call"
-        yield Finding(OK, "compiled", present, advice)
+        return
+    states = [f"{_NATIVE[part][0]} {'compiled' if files[part] else 'not compiled'}" for part in parts]
+    text = f"{', '.join(states)}, for torch {version} in {folder}"
+    missing = [_NATIVE[part][0] for part in parts if part in _BUILT_ON_REQUEST and not files[part]]
+    if missing:
+        advice = f"`phalanx build` compiles what is missing for {' and '.join(missing)}: calls get faster"
     else:
-        advice = "after an update of torch or of phalanx, run phalanx build again"
-        yield Finding(OK, "compiled", ", ".join(map(str, there)), advice)
+        advice = "run `phalanx build` again after upgrading torch or phalanx"
+    yield Finding(OK, "compiled", text, advice)
 
 
 def _is_ours(path: Path) -> bool:
@@ -139,9 +155,35 @@ def _is_ours(path: Path) -> bool:
 # ---- libphalanx.so.0, and what it was told ---------------------------------------------------------
 
 
+def known_variables() -> frozenset[str]:
+    """The environment variables that Phalanx reads. Empty if this build has no list of them."""
+    try:
+        environment = importlib.import_module("phalanx.core.environment")
+    except ImportError:
+        return frozenset()
+    return frozenset(variable.name for variable in environment.variables())
+
+
 def check_environment(host: Host) -> Iterator[Finding]:
-    words = [f"{name}={value}" for name, value in sorted(os.environ.items()) if name.startswith("PHALANX_")]
-    yield Finding(OK, "environment", " ".join(words) or "no PHALANX_ variable is set")
+    """What is set, and a warning for each variable that has no effect."""
+    name = "environment"
+    present = sorted(variable for variable in os.environ if variable.startswith("PHALANX_"))
+    words = " ".join(f"{variable}={os.environ[variable]}" for variable in present)
+    yield Finding(OK, name, words or "no PHALANX_ variable is set")
+    known = known_variables()
+    for variable in present if known else ():
+        if variable not in known:
+            similar = difflib.get_close_matches(variable, known, 1)
+            advice = f"it has no effect: unset it{f', or set {similar[0]}' if similar else ''}"
+            yield Finding(WARN, name, f"{variable} is not a variable of Phalanx", advice)
+    folder = os.environ.get("PHALANX_DUMP")
+    if folder and not os.path.isdir(folder):
+        advice = f"nothing is written when a group fails: mkdir -p {folder}"
+        yield Finding(WARN, name, f"PHALANX_DUMP is {folder}, which is not a folder", advice)
+    size = os.environ.get("LOCAL_WORLD_SIZE")
+    if size is not None and not (size.isdecimal() and int(size) > 0):
+        advice = "torchrun sets it to the number of ranks on this host: unset it, or correct it"
+        yield Finding(WARN, name, f"LOCAL_WORLD_SIZE is {size!r}, which is not a number of ranks", advice)
 
 
 def check_library(host: Host) -> Iterator[Finding]:
@@ -186,9 +228,15 @@ def check_tuning(host: Host) -> Iterator[Finding]:
         if path.stat().st_uid not in (os.geteuid(), 0):
             yield Finding(WARN, "tuning", f"{path} belongs to another user", "it is not read: run phalanx tune")
             return
-        rows = tuning.rows_of_host(path.read_text(errors="replace"))
+        table = path.read_text(errors="replace")
     except OSError as error:
-        yield Finding(WARN, "tuning", f"{path} cannot be read ({error})", "built-in values are used instead")
+        yield Finding(WARN, "tuning", f"{path} cannot be read ({error})", f"mend or remove it; {_USES_BUILT_IN}")
+        return
+    rows = tuning.rows_of_host(table)
+    damaged = _damaged_line(table)
+    if damaged:
+        advice = f"the line is ignored: remove it or the file, and run `phalanx tune` again; {_USES_BUILT_IN}"
+        yield Finding(WARN, "tuning", f"{path}, line {damaged} is not a row of a tuning table", advice)
         return
     if not rows:
         yield Finding(OK, "tuning", f"built-in values; {path} has none for this host (phalanx tune measures)")
@@ -196,9 +244,23 @@ def check_tuning(host: Host) -> Iterator[Finding]:
     strange = [ranks for ranks, row in rows.items() if not all(value.isdecimal() for value in row.values())]
     text = f"{path}, for groups of {', '.join(map(str, rows))} ranks"
     if strange:
-        advice = f"the row of {strange[0]} ranks is no work of phalanx tune: run phalanx tune --ranks {strange[0]}"
+        advice = f"the row for {strange[0]} ranks has a value that is not a number: phalanx tune --ranks {strange[0]}"
         yield Finding(WARN, "tuning", text, advice)
     elif host.ranks not in rows:
-        yield Finding(OK, "tuning", text, f"for groups of {host.ranks}: phalanx tune --ranks {host.ranks}")
+        yield Finding(OK, "tuning", text, f"to measure groups of {host.ranks}: phalanx tune --ranks {host.ranks}")
     else:
         yield Finding(OK, "tuning", text)
+
+
+_USES_BUILT_IN = "groups without a sound row use the built-in values"
+
+
+def _damaged_line(table: str) -> int:
+    """The number of the first line that `phalanx tune` cannot have written, 0 if there is none."""
+    for number, line in enumerate(table.splitlines(), 1):
+        words = line.split()
+        row = dict(word.split("=", 1) for word in words if "=" in word)
+        sound = all("=" in word for word in words) and row.get("ranks", "").isdecimal()
+        if words and not (sound and ("host" in row or ("gpu" in row and row.get("shared") in ("0", "1")))):
+            return number
+    return 0

@@ -84,8 +84,8 @@ def check_clock(host: Host) -> Iterator[Finding]:
     elif clock in _FAST_CLOCKS:
         yield Finding(OK, "clock", f"{clock}, read without a system call")
     else:
-        there = ", ".join((host.read(f"{folder}/available_clocksource") or "").split())
-        advice = f"every wait reads the clock, and this one is slow: boot with clocksource=tsc (available: {there})"
+        available = ", ".join((host.read(f"{folder}/available_clocksource") or "").split())
+        advice = f"every wait reads the clock, and this one is slow: boot with clocksource=tsc (available: {available})"
         yield Finding(WARN, "clock", clock, advice)
 
 
@@ -97,9 +97,10 @@ _EFFECTS = {
     "user": "ranks must be in one user namespace, else each takes the other for another user",
     "net": "ranks in different network namespaces count as different hosts: let containers share one "
     "(--network container:NAME or host; a pod has one)",
-    "pid": "of a rank in another pid namespace a closed socket tells that it died",
+    "pid": "the death of a rank in another pid namespace is noticed by its closed socket",
     "ipc": "Phalanx does not use it",
 }
+_HOST = "the one of the host"
 _WHOLE_RANGE = ["0", "0", "4294967295"]
 
 
@@ -126,19 +127,20 @@ def check_namespaces(host: Host) -> Iterator[Finding]:
             yield Finding(OK, name, "cannot be read", effect)
             continue
         whose = _whose(host, kind, mine)
-        yield Finding(OK, name, f"{mine}, {whose}", "" if whose == "that of the host" else effect)
+        yield Finding(OK, name, f"{mine}, {whose}", "" if whose == _HOST else effect)
 
 
 def _whose(host: Host, kind: str, mine: str) -> str:
     if mine == f"{kind}:[{_FIRST[kind]}]":
-        return "that of the host"
+        return _HOST
     # Process 1 is the host's only in the host's pid namespace.
     first = None
     if host.link("/proc/self/ns/pid") == f"pid:[{_FIRST['pid']}]":
         first = host.link(f"/proc/1/ns/{kind}")
     if first == mine:
-        return "that of the host"
-    return "not that of the host" if kind != "net" or first is not None else "whose it is cannot be read"
+        return _HOST
+    known = kind != "net" or first is not None
+    return "not the one of the host" if known else "unknown whether it is the one of the host"
 
 
 def check_user(host: Host) -> Iterator[Finding]:
@@ -156,12 +158,12 @@ def check_host_id(host: Host) -> Iterator[Finding]:
     wish = os.environ.get("PHALANX_HOST_ID", "").strip()
     boot = host.read("/proc/sys/kernel/random/boot_id")
     if wish:
-        advice = "ranks share memory if they have the same number: unset it, unless you mean to say so"
+        advice = "ranks with the same number share memory: unset it unless you mean that"
         yield Finding(OK, "host id", f"{wish}, from PHALANX_HOST_ID", advice)
     elif boot:
-        yield Finding(OK, "host id", f"of boot id {boot} and the network namespace")
+        yield Finding(OK, "host id", f"made of the boot id {boot} and the network namespace")
     else:
-        advice = "ranks of two hosts may take each other for neighbours: set PHALANX_HOST_ID to a number for each host"
+        advice = "ranks of two hosts may be taken for ranks of one: set PHALANX_HOST_ID to another number on each host"
         yield Finding(WARN, "host id", "the boot id cannot be read", advice)
 
 
@@ -172,6 +174,7 @@ _INSTRUCTIONS = (
     *("avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_fp16"),
     *("amx_tile", "amx_bf16", "asimd", "asimdhp", "sve", "sve2", "bf16", "i8mm"),
 )
+_KERNELS = ("avx512", "avx2", "neon", "scalar")  # the best first: the values of PHALANX_ISA
 # What the kernels named so need: the same as core/src/kernels/dispatch.cpp.
 _NEEDS = {
     "avx512": {"avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"},
@@ -215,13 +218,13 @@ def check_siblings(host: Host) -> Iterator[Finding]:
         whole.add(siblings)
     shared = len(allowed) - len(whole)
     if shared == 0:
-        yield Finding(OK, "hyper-threads", "no two of these cores are one")
+        yield Finding(OK, "hyper-threads", "each of these cores is a whole core: no hyper-thread siblings")
         return
-    text = f"the {len(allowed)} are hyper-threads of {count(len(whole), 'whole core')}"
+    text = f"the {len(allowed)} cores are hyper-threads of {count(len(whole), 'physical core')}"
     if host.ranks > len(whole):
-        advice = f"{count(host.ranks, 'rank')} compute on {len(whole)}: bind one to each, or expect less from the rest"
+        advice = f"{count(host.ranks, 'rank')} share {len(whole)} physical cores: run fewer, or expect less of each"
     else:
-        advice = "bind each rank to a core of its own, so that no two meet on one"
+        advice = "bind each rank to a physical core of its own"
     yield Finding(OK, "hyper-threads", text, advice)
 
 
@@ -234,16 +237,23 @@ def check_instructions(host: Host) -> Iterator[Finding]:
     fields = host.fields("/proc/cpuinfo")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     known = [name for name in _INSTRUCTIONS if name in flags]
-    chosen = next((name for name in ("avx512", "avx2", "neon", "scalar") if lib.phx_has(name.encode())), "unknown")
-    text = f"{chosen}; the processor has {' '.join(known)}" if known else f"{chosen}; of the processor nothing is known"
+    chosen = next((name for name in _KERNELS if lib.phx_has(name.encode())), "unknown")
+    text = (
+        f"{chosen}; the processor has {' '.join(known)}"
+        if known
+        else f"{chosen}; /proc/cpuinfo names no instruction set"
+    )
     best = next((name for name, needed in _NEEDS.items() if needed <= flags), None)
     wish = os.environ.get("PHALANX_ISA")
-    if best is None or best == chosen:
+    if wish is not None and (wish not in _KERNELS or _KERNELS.index(wish) > [*_KERNELS, "unknown"].index(chosen)):
+        advice = f"it has no effect: unset it, or set one of {', '.join(_KERNELS)} that this processor has"
+        yield Finding(WARN, "isa", f"{text}; PHALANX_ISA is {wish!r}", advice)
+    elif best is None or best == chosen:
         yield Finding(OK, "isa", text)
     elif wish:
         yield Finding(WARN, "isa", text, f"{best} would be faster: unset PHALANX_ISA, which is {wish}")
     else:
-        yield Finding(WARN, "isa", text, f"{best} would be faster: this library was built without it, build it anew")
+        yield Finding(WARN, "isa", text, f"{best} would be faster: this library was built without it; build it again")
 
 
 # ---- NUMA: which cores and which memory belong together --------------------------------------------
@@ -256,7 +266,7 @@ _WORD = ctypes.sizeof(ctypes.c_ulong) * 8
 def check_nodes(host: Host) -> Iterator[Finding]:
     nodes = parse_ranges(host.read(f"{_NODES}/online"))
     if not nodes:
-        yield Finding(OK, "numa", "nodes cannot be read; taken for one")
+        yield Finding(OK, "numa", "nodes cannot be read; assuming one")
         return
     cores = {node: parse_ranges(host.read(f"{_NODES}/node{node}/cpulist")) for node in nodes}
     if len(nodes) == 1:
@@ -272,11 +282,11 @@ def check_nodes(host: Host) -> Iterator[Finding]:
     strange = [node for node in homes if memory and node not in memory]
     if strange:
         text += f"; memory is allowed on {ranges(memory)} only"
-        advice = f"what cores of node {ranges(strange)} use is far away: allow its memory as well (--cpuset-mems)"
+        advice = f"cores of node {ranges(strange)} use remote memory: allow its memory as well (--cpuset-mems)"
         yield Finding(WARN, "numa", text, advice)
     elif len(homes) > 1:
         text += f"; this process may use {len(homes)} of them"
-        advice = "a block lies where its rank runs when it is made: bind ranks to cores first (numactl --cpunodebind)"
+        advice = "a block is placed on the node where its rank runs: bind ranks to cores first (numactl --cpunodebind)"
         yield Finding(OK, "numa", text, advice)
     else:
         yield Finding(OK, "numa", f"{text}; this process uses node {ranges(homes)}")
@@ -285,7 +295,7 @@ def check_nodes(host: Host) -> Iterator[Finding]:
 def check_binding(host: Host) -> Iterator[Finding]:
     allowed = parse_ranges(host.fields("/proc/self/status").get("Mems_allowed_list"))
     if not allowed:
-        yield Finding(OK, "memory binding", "the nodes that are allowed cannot be read")
+        yield Finding(OK, "memory binding", "the allowed nodes cannot be read")
         return
     text = f"memory of {count(len(allowed), 'node')} is allowed: {ranges(allowed)}"
     try:

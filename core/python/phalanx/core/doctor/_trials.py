@@ -64,11 +64,11 @@ def check_processes(host: Host) -> Iterator[Finding]:
         _meet()
         yield Finding(OK, name, "share a memfd, and one wakes the other by futex")
     except _NoPeerError as error:
-        advice = "allow this Python to start another, so that it can be tried; ranks may work all the same"
+        advice = "allow this process to start another one, so that it can be tried; ranks may work nevertheless"
         yield Finding(WARN, name, f"could not be tried: {error}", advice)
     except (AttributeError, OSError) as error:
-        advice = "ranks need this: compare the lines above, and allow it in the sandbox or container"
-        yield Finding(FAIL, name, f"do not come together: {error}", advice)
+        advice = "ranks need this: allow it in the sandbox or container; the other lines say what failed"
+        yield Finding(FAIL, name, f"cannot communicate: {error}", advice)
 
 
 class _NoPeerError(Exception):
@@ -178,7 +178,7 @@ def _await_wake(fd: int) -> None:
     except TimeoutError:
         raise TimeoutError(errno.ETIMEDOUT, "no futex wake came from the second process") from None
     if words[1] != 1:
-        raise OSError(errno.EPROTO, "what the second process wrote is not seen")
+        raise OSError(errno.EPROTO, "the memory does not have what the second process wrote")
 
 
 def _last_line(text: bytes) -> str:
@@ -202,14 +202,14 @@ def check_trial(host: Host) -> Iterator[Finding]:
         with ThreadPoolExecutor(2) as pool:
             first, second = pool.map(lambda rank: _trial_rank(rank, store), range(2))
     except (PhalanxError, RuntimeError) as error:  # the latter: no thread could be started
-        advice = "mend what fails above; if nothing does, please report this"
-        yield Finding(FAIL, "trial", f"two ranks cannot work together: {error}", advice)
+        advice = "mend the other failures first; if there are none, please report this"
+        yield Finding(FAIL, "trial", f"self-test of 2 ranks failed: {error}", advice)
         return
     if (first[:2], second[:2]) != ((3.0 * _TRIAL_COUNT, 2), (3.0 * _TRIAL_COUNT, 1)):
         advice = "please report this, with the whole output"
-        yield Finding(FAIL, "trial", f"two ranks get wrong results: {first[:2]} and {second[:2]}", advice)
+        yield Finding(FAIL, "trial", f"self-test of 2 ranks gave wrong results: {first[:2]} and {second[:2]}", advice)
     else:
-        text = f"two ranks share memory, and their all_reduce is right; this host is {first[2]:#x} to them"
+        text = f"self-test passed: 2 ranks, all_reduce and shared memory; host id {first[2]:#x}"
         yield Finding(OK, "trial", text)
 
 
@@ -233,7 +233,7 @@ def _trial_rank(rank: int, store: Any) -> tuple[float, int, int]:
 # UCX is loaded in processes of their own, so that a network driver that hangs or crashes harms nothing.
 _HOST = "from phalanx.core.doctor import _trials; import sys; _trials.run_host(int(sys.argv[1]), sys.argv[2])"
 _HOST_SECONDS = 30
-_INSTALL = "groups that span hosts need it: apt install libucx0, or pip install libucx-cu12; within a host nothing does"
+_INSTALL = "only groups that span hosts need it: apt install libucx0, or pip install libucx-cu12"
 
 
 def check_hosts(host: Host) -> Iterator[Finding]:
@@ -271,16 +271,18 @@ def _address(found: dict[str, str]) -> Finding:
         return Finding(WARN, name, problem, f"name an interface in {interface}, or unset it and GLOO_SOCKET_IFNAME")
     if address.startswith(("127.", "[::1]")):
         advice = f"ranks of other hosts cannot connect: name an interface in {interface}"
-        return Finding(OK, name, f"{address}, of the loopback; no other is known", advice)
-    advice = f"{interface} names another interface; with a TCP store, the one on the way to its server is taken"
+        return Finding(OK, name, f"{address}, the loopback; no other is known", advice)
+    advice = f"set {interface} for another interface; with a TCP store, the interface that reaches its server is used"
     return Finding(OK, name, f"ranks of other hosts connect to {address}", advice)
 
 
 def _two_hosts(trial: dict[str, Any]) -> Finding:
     if trial["error"]:
-        advice = "compare the lines above; UCX_TLS=tcp, or UCX_NET_DEVICES, may name a network that works"
-        return Finding(WARN, "two hosts", f"two processes cannot work together over UCX: {trial['error']}", advice)
-    text = f"two processes, as two hosts, add 1 MiB over UCX in {trial['us']:.0f} us"
+        advice = "UCX_TLS=tcp, or UCX_NET_DEVICES, may name a network that works"
+        return Finding(
+            WARN, "two hosts", f"two processes that stand for two hosts failed over UCX: {trial['error']}", advice
+        )
+    text = f"two processes that stand for two hosts reduced 1 MiB over UCX in {trial['us']:.0f} us"
     return Finding(OK, "two hosts", text)
 
 

@@ -11,13 +11,13 @@ import logging
 import os
 import platform
 import shutil
+import signal
 import stat
 import subprocess
 import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -160,7 +160,6 @@ class Extension:
                     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                     with _turn(path.parent):
                         if not _is_trusted(path):  # otherwise another process compiled it meanwhile
-                            log.info("compiling %s, once for this version of torch", path)
                             _compile(path, self.sources, self._flags(), self._without)
                 self._load(path)
             except (OSError, ImportError) as error:
@@ -217,26 +216,59 @@ def _compile(path: Path, sources: Sequence[Path], flags: Iterable[str], without:
         *("-isystem", str(headers)),
     ]
 
-    def run(*words: str) -> None:
-        command = [*compiler.split(), *words]
-        done = subprocess.run(command, cwd=scratch, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        if done.returncode != 0:
-            raise RuntimeError(f"{compiler} failed (exit status {done.returncode}):\n{done.stdout}")
-
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
         most = 1 + sum(source.stat().st_size for source in sources) // _UNIT_BYTES
         count = min(len(os.sched_getaffinity(0)), len(sources), most)
         units = [f"unit{i}" for i in range(count)]  # stable names, for compiler caches
         for i, unit in enumerate(units):
             Path(scratch, f"{unit}.cpp").write_text("".join(f'#include "{source}"\n' for source in sources[i::count]))
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(lambda unit: run(*common, "-c", f"{unit}.cpp", "-o", f"{unit}.o"), units))
+        _announce(path)
         linked = Path(scratch, path.name)
         objects = [f"{unit}.o" for unit in units]
         libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch_python", "-lc10"]
-        run("-shared", "-o", linked.name, *objects, *libraries)
+        _run(compiler, scratch, [[*common, "-c", f"{unit}.cpp", "-o", f"{unit}.o"] for unit in units])
+        _run(compiler, scratch, [["-shared", "-o", linked.name, *objects, *libraries]])
         linked.chmod(0o700)
         linked.replace(path)  # atomic: other processes may look for it, or build it too
+
+
+def _announce(path: Path) -> None:
+    """Say before each compilation that it takes a while. Without a handler of its own, logging prints it on stderr."""
+    log.warning("compiling %s for torch %s, about a minute, once: %s", path.name.split("-")[0], torch.__version__, path)
+
+
+def _run(compiler: str, scratch: str, commands: Sequence[Sequence[str]]) -> None:
+    """Run the compiler several times at once. None is left running if one fails, or if this process is interrupted.
+
+    Raises:
+        RuntimeError: It failed; the text has its output.
+    """
+    with contextlib.ExitStack() as stack:
+        running = []
+        for words in commands:
+            output = stack.enter_context(tempfile.TemporaryFile("w+", dir=scratch))
+            process = subprocess.Popen(
+                [*compiler.split(), *words],
+                cwd=scratch,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,  # a compiler starts processes of its own, which are ended with it
+            )
+            stack.callback(_end, process)
+            running.append((process, output))
+        for process, output in running:
+            if process.wait() != 0:
+                output.seek(0)
+                text = output.read().strip() or "it printed nothing"
+                raise RuntimeError(f"{compiler} failed (exit status {process.returncode}): {text}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 @contextlib.contextmanager

@@ -77,7 +77,7 @@ class MeasuredInPython(Measured):
 
 
 class Engine:
-    """One library in one rank. The steps come in this order, on all ranks alike."""
+    """One library in one rank. The steps come in this order, the same on all ranks."""
 
     def __init__(self, seat: Seat) -> None:
         self.seat = seat
@@ -104,7 +104,7 @@ class Engine:
         raise NotImplementedError
 
     def probe(self, what: str, sizes: list[int]) -> dict[str, Any]:
-        """What this participant can say beside times: see those that have one."""
+        """What this library can tell in addition to times: see the engines that have one."""
         raise NotImplementedError
 
     def end(self) -> None:

@@ -17,7 +17,7 @@ def engine(seat: Any) -> Engine:
 
 
 def address(function: str) -> int:
-    """Of a C function."""
+    """The address of a C function."""
     return int(ffi.cast("uintptr_t", ffi.addressof(lib, function)))
 
 

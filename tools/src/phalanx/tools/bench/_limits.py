@@ -1,4 +1,4 @@
-"""The limit beside each row: bytes moved / measured bandwidth + barriers x measured latency.
+"""The limit of each row: bytes moved / measured bandwidth + barriers x measured latency.
 
 docs/howto/benchmark.md explains the table below; the two must say the same.
 """
@@ -31,7 +31,7 @@ class Need:
     cached: Mapping[str, float] = field(default_factory=dict)
 
 
-# Times of a cache line to the other core and back: up to which ratio two of them count as alike, and from which one
+# Times of a cache line to the other core and back: up to which ratio two of them count as equal, and from which one
 # counts as far. (Two threads of one core are nearer than two cores that share a cache, but neither is far.)
 ALIKE, FAR = 1.5, 2.5
 

@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from phalanx.core.commands import CommandError, Parser, number_from
+from phalanx.tools._arguments import names_of, new_file, positive_number, size_between
 from phalanx.tools.bench import _peers, report
 from phalanx.tools.bench._native import COLLECTIVES, DTYPES, MAX_RANKS
 from phalanx.tools.bench._run import Benchmark, Job
@@ -15,95 +17,162 @@ from phalanx.tools.bench._team import TeamError
 SIZES = "256,1k,8k,64k,1m,4m,16m,64m"
 BUFFERS = ("user", "symmetric")
 LARGEST = 1 << 30
+STDOUT = Path("-")
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str]) -> int:
     """Measure, print the table, write files.
 
     Args:
-        argv: Arguments after "bench"; None takes those of the process.
+        argv: Arguments after "bench".
 
     Returns:
         Exit status: 1 if Phalanx failed, gave a wrong result, or something asked for could not be made.
+
+    Raises:
+        CommandError: Nothing can be measured.
+        KeyboardInterrupt: The run was interrupted. What was measured until then is printed and written.
     """
-    parser = _parser()
-    given = parser.parse_args(argv)
+    made = parser()
+    given = made.parse_args(argv)
     if given.make_peers:
-        asked = _peers.AUTO if given.peers is None else given.peers
-        wanted = [name for name in asked if _peers.PEERS[name].packages]
-        if not wanted:
-            print("none of these peers needs an environment: nothing was installed")
-        failed = _peers.make(given.peers_dir, wanted)
-        for name, why in failed.items():
-            print(f"{_peers.PEERS[name].title} could not be installed: {why}", file=sys.stderr)
-        return 1 if failed else 0
-    job = _job(parser, given)
+        return _make_peers(given)
+    benchmark = Benchmark(_job(made, given))
     try:
-        run = Benchmark(job)
-        result = run.run()
+        result = benchmark.run()
     except (FileNotFoundError, ImportError, TeamError) as error:
-        print(f"phalanx bench: {error}", file=sys.stderr)
-        return 1
-    print(report.table(result))
-    status = 1 if run.failures else 0
-    if given.json is not None:
-        given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    if given.plot is not None and not report.plot(result, given.plot):
-        status = 1
+        raise CommandError(str(error)) from None
+    status = 1 if benchmark.failures else 0
+    if result["rows"] or benchmark.interrupted is None:
+        if given.json is not None and given.json != STDOUT:
+            given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps(result, indent=1) if given.json == STDOUT else report.table(result))
+        if given.plot is not None and not report.plot(result, given.plot):
+            status = 1
+    if benchmark.interrupted is not None:
+        done = f"{result['rows_measured']} of {result['rows_planned']} rows were measured"
+        kept = f"; {given.json} has them" if result["rows"] and given.json not in (None, STDOUT) else ""
+        print(f"phalanx bench: {done}{kept}", file=sys.stderr)
+        raise benchmark.interrupted
     return status
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _make_peers(given: argparse.Namespace) -> int:
+    asked = _peers.AUTO if given.peers is None else given.peers
+    wanted = [name for name in asked if _peers.PEERS[name].packages]
+    if not wanted:
+        print("none of these libraries needs an environment: nothing was installed")
+    failed = _peers.make(given.peers_dir, wanted)
+    for name, why in failed.items():
+        print(f"phalanx bench: {_peers.PEERS[name].title} could not be installed: {why}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `phalanx bench`."""
+    made = Parser(
         prog="phalanx bench",
-        description="Measure the collectives of Phalanx beside those of other libraries, in turns in one run.",
-        epilog="A peer that is not here has a line that says why. Peers: " + ", ".join(_peers.PEERS),
+        description="Measure the collectives of Phalanx and those of other libraries, in turns in one run, and print "
+        "tables. Ctrl-C ends the run; what was measured until then is kept. The exit status is 1 if Phalanx failed or "
+        "gave a wrong result.",
+        epilog="Libraries that are not installed are listed below the tables, with the command that installs them.",
     )
-    add = parser.add_argument
-    add("--level", choices=("c", "python"), default="c", help="what is called: C functions, or the Python API")
+    add = made.add_argument
+    add("--level", choices=("c", "python"), default="c", help="call C functions (default) or the Python API")
     add(
         "--collectives",
-        type=_names(tuple(COLLECTIVES)),
+        type=names_of(tuple(COLLECTIVES), "collective"),
         metavar="NAME,...",
-        help="default: all; " + ", ".join(COLLECTIVES),
+        help=f"what is measured (default: all of {', '.join(COLLECTIVES)})",
     )
-    add("--sizes", type=read_sizes, default=read_sizes(SIZES), metavar="BYTES,...", help=f"default {SIZES}")
-    add("--ranks", type=int, default=2, metavar="N", help="processes of each library (default 2)")
-    add("--dtypes", type=_names(tuple(DTYPES)), default=("float32",), metavar="NAME,...", help="float32, bfloat16")
-    add("--buffers", type=_names(BUFFERS), default=BUFFERS, metavar="KIND,...", help="user, symmetric (default both)")
-    add("--rounds", type=int, default=30, metavar="N", help="default 30, the least to be quoted")
-    add("--round-ms", type=float, default=4.0, metavar="MS", help="of one library in one round (default 4)")
-    add("--peers", type=_peer_names, metavar="NAME,...", help="auto (default), none, or names")
-    add("--peers-dir", type=Path, default=_peers.default_dir(), metavar="DIR", help="where their environments are")
+    add(
+        "--sizes",
+        type=read_sizes,
+        default=read_sizes(SIZES),
+        metavar="BYTES,...",
+        help=f"sizes in bytes, with k, m or g (default {SIZES})",
+    )
+    add("--ranks", type=int, default=2, metavar="N", help=f"processes of each library, 2 to {MAX_RANKS} (default 2)")
+    add(
+        "--dtypes",
+        type=names_of(tuple(DTYPES), "dtype"),
+        default=("float32",),
+        metavar="NAME,...",
+        help=f"dtypes: {', '.join(DTYPES)} (default float32)",
+    )
+    add(
+        "--buffers",
+        type=names_of(BUFFERS, "kind of buffer"),
+        default=BUFFERS,
+        metavar="KIND,...",
+        help="memory of Phalanx: user (ordinary), symmetric (default both)",
+    )
+    add(
+        "--rounds",
+        type=number_from(1),
+        default=30,
+        metavar="N",
+        help="number of rounds (default 30; use at least 30 for published results)",
+    )
+    add(
+        "--round-ms",
+        type=positive_number,
+        default=4.0,
+        metavar="MS",
+        help="target duration of the turn of one library in a round, in milliseconds (default 4)",
+    )
+    add(
+        "--peers",
+        type=_peer_names,
+        metavar="NAME,...",
+        help="libraries to compare with: auto (default: all that are installed), none, or names from "
+        + ", ".join(_peers.PEERS),
+    )
+    add(
+        "--peers-dir",
+        type=Path,
+        default=_peers.default_dir(),
+        metavar="DIR",
+        help="the folder of their environments (default: PHALANX_BENCH_PEERS, else the user's cache directory)",
+    )
     add(
         "--against",
         type=Path,
         metavar="PYTHON",
-        help="measure another installation of Phalanx as well, by the Python of its environment",
+        help="also measure another installation of Phalanx, named by the Python of its environment",
     )
-    add("--make-peers", action="store_true", help="make the environments of the peers with pip, and do nothing else")
-    add("--realtime", action="store_true", help="ranks run under SCHED_FIFO: steadier on a busy machine, needs root")
-    add("--timeout", type=float, default=120.0, metavar="S", help="for one step of one library (default 120)")
-    add("--json", type=Path, metavar="FILE", help="write the result")
-    add("--plot", type=Path, metavar="FILE.svg", help="draw it; needs phalanx-tools[plot]")
-    add("--corrupt", default="", help=argparse.SUPPRESS)  # a participant whose results are spoilt: for tests
-    return parser
+    add(
+        "--make-peers",
+        action="store_true",
+        help="install the libraries of --peers with pip, each into an environment of its own (2.3 GiB for all), and "
+        "measure nothing",
+    )
+    add("--realtime", action="store_true", help="run the ranks under SCHED_FIFO: steadier, but needs root")
+    add(
+        "--timeout",
+        type=positive_number,
+        default=120.0,
+        metavar="S",
+        help="seconds that one step of one library may take (default 120)",
+    )
+    add("--json", type=_output, metavar="FILE", help="write the result to a file; - prints it instead of the tables")
+    add("--plot", type=new_file, metavar="FILE.svg", help="draw the result; needs matplotlib (phalanx-tools[plot])")
+    add("--corrupt", default="", help=argparse.SUPPRESS)  # a library whose results are spoilt: for tests
+    return made
 
 
 def _job(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Job:
     """Check what argparse cannot."""
     cores = len(os.sched_getaffinity(0))
     if not 2 <= given.ranks <= MAX_RANKS:
-        parser.error(f"--ranks must be 2 to {MAX_RANKS}")
-    if given.rounds < 1 or given.round_ms <= 0 or given.timeout <= 0:
-        parser.error("--rounds, --round-ms and --timeout must be positive")
+        parser.error(f"--ranks must be 2 to {MAX_RANKS}, got {given.ranks}")
     if given.realtime and given.ranks > cores:
         parser.error(
-            f"--realtime needs a core for each rank ({cores} for {given.ranks}): "
-            "one that spins would not let the others run"
+            f"--realtime needs a core for each rank ({cores} cores for {given.ranks} ranks): "
+            "a rank that spins would not let the others run"
         )
     if given.realtime and not _may_be_realtime():
-        parser.error("--realtime: this user may not use SCHED_FIFO; as root, or with CAP_SYS_NICE")
+        parser.error("--realtime: this user may not use SCHED_FIFO; run as root, or with CAP_SYS_NICE")
     peers = given.peers if given.peers is not None else _peers.AUTO
     collectives = given.collectives or tuple(COLLECTIVES)
     if given.level == "python":
@@ -112,8 +181,8 @@ def _job(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Job:
         collectives = ("all_reduce",)
         if given.peers is None:
             peers = ("gloo",)
-        elif strange := [name for name in peers if not name.startswith("gloo")]:
-            parser.error(f"--level python has no peer {', '.join(strange)}: gloo, gloo-unpinned")
+        elif unknown := [name for name in peers if not name.startswith("gloo")]:
+            parser.error(f"--level python has no peer {', '.join(unknown)} (choose from gloo, gloo-unpinned)")
     if given.plot is not None and importlib.util.find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     against = None
@@ -124,9 +193,6 @@ def _job(parser: argparse.ArgumentParser, given: argparse.Namespace) -> Job:
             against = _peers.installation(given.against)
         except (OSError, _peers.AbsentError) as error:
             parser.error(f"--against: {error}")
-    for path in (given.json, given.plot):
-        if path is not None and not path.resolve().parent.is_dir():
-            parser.error(f"{path}: there is no such directory")
     return Job(
         level=given.level,
         collectives=collectives,
@@ -155,38 +221,16 @@ def _may_be_realtime() -> bool:
     return True
 
 
-class _names:  # noqa: N801 - used like a function
-    """A type for argparse: names with commas between them."""
-
-    def __init__(self, known: tuple[str, ...]) -> None:
-        self.known = known
-
-    def __call__(self, text: str) -> tuple[str, ...]:
-        names = tuple(dict.fromkeys(text.split(",")))
-        if strange := [name for name in names if name not in self.known]:
-            raise argparse.ArgumentTypeError(f"{', '.join(strange)!r} is none of {', '.join(self.known)}")
-        return names
+def _output(text: str) -> Path:
+    return STDOUT if text == "-" else new_file(text)
 
 
 def _peer_names(text: str) -> tuple[str, ...] | None:
     if text == "auto":
         return None
-    return () if text == "none" else _names(tuple(_peers.PEERS))(text)
+    return () if text == "none" else names_of(tuple(_peers.PEERS), "peer")(text)
 
 
 def read_sizes(text: str) -> tuple[int, ...]:
     """ "1k,64k,1m" in bytes."""
-    units = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-    sizes = []
-    for each in text.lower().split(","):
-        try:
-            sizes.append(int(each[:-1]) * units[each[-1]] if each[-1:] in units else int(each))
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{each!r} is no size: 4096, 4k, 1m") from None
-        if not 1 <= sizes[-1] <= LARGEST:
-            raise argparse.ArgumentTypeError(f"{each!r} is not between 1 byte and 1g")
-    return tuple(dict.fromkeys(sizes))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return tuple(dict.fromkeys(map(size_between(1, LARGEST), text.split(","))))

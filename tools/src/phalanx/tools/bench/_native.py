@@ -92,7 +92,7 @@ class Probe(ctypes.Structure):
 
 
 def library_path() -> Path:
-    """Find libphalanx_bench.so, which is installed beside this file.
+    """Find libphalanx_bench.so, which is installed next to this file.
 
     Raises:
         FileNotFoundError: It is not there.

@@ -1,4 +1,4 @@
-"""The libraries that Phalanx is measured beside: how to get each, and how to start its ranks."""
+"""The libraries that Phalanx is compared with: how to get each, and how to start its ranks."""
 
 import importlib.util
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 class AbsentError(RuntimeError):
-    """A peer is not here; the text says why, and what to do."""
+    """A peer is not installed; the text says why, and what to do."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,10 @@ def make(folder: Path, names: list[str]) -> dict[str, str]:
         For each that could not be made, why.
     """
     failed = {}
-    for name in names:
-        if not PEERS[name].packages:
-            continue
+    names = [name for name in names if PEERS[name].packages]
+    for number, name in enumerate(names, 1):
         place = folder / name
-        print(f"{PEERS[name].title}: {place}", file=sys.stderr)
+        print(f"{number}/{len(names)} installing {PEERS[name].title} into {place}", file=sys.stderr, flush=True)
         steps = (
             [sys.executable, "-m", "venv", "--clear", str(place)],
             [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *PEERS[name].packages],
@@ -118,11 +117,11 @@ def environment(name: str, folder: Path) -> Path | None:
     peer = PEERS[name]
     if not peer.packages:
         if importlib.util.find_spec("torch") is None:
-            raise AbsentError("torch is not installed here: pip install torch")
+            raise AbsentError("torch is not installed; install it with `pip install torch`")
         return None
     place = folder / name
     if not (place / peer.marker).exists():
-        raise AbsentError("no environment: phalanx bench --make-peers")
+        raise AbsentError(f"not installed; install it with `phalanx bench --make-peers --peers {name}`")
     return place
 
 

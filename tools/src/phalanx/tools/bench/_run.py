@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from phalanx.tools._progress import Progress
 from phalanx.tools.bench import _limits, _peers
 from phalanx.tools.bench._native import COLLECTIVES, CORRUPT, DTYPE_BYTES, blocks, library_path
 from phalanx.tools.bench._peers import OTHER
@@ -93,11 +94,14 @@ class Benchmark:
 
     Attributes:
         failures: What went wrong with Phalanx itself: then the run failed.
+        interrupted: What ended the run before all rows were measured, if anything did.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.failures: list[str] = []
+        self.interrupted: KeyboardInterrupt | None = None
+        self._progress: Progress | None = None
         self._absent: dict[str, str] = {}  # participant: why
         self._teams: dict[str, Team] = {}
         self._versions: dict[str, Any] = {"python": platform.python_version()}
@@ -110,21 +114,34 @@ class Benchmark:
         """Measure everything.
 
         Returns:
-            The result, as it is written to a file.
+            The result, as it is written to a file. An interrupted run has the rows that were measured until then.
         """
         rows: list[dict[str, Any]] = []
         call_ns = None
+        planned = list(self._plan())
+        total = len(planned) * (PILOT_ROUNDS + self.job.rounds)
         try:
-            with tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory:
+            with (
+                tempfile.TemporaryDirectory(prefix="phalanx-bench-") as directory,
+                Progress("phalanx bench", total) as self._progress,
+            ):
                 try:
                     self._start(Path(directory))
                     call_ns = self._call_ns()
-                    rows = list(self._sweep())
+                    for measured in self._sweep(planned):
+                        rows += measured
+                except KeyboardInterrupt as error:
+                    self.interrupted = error
+                    for team in self._teams.values():  # they may be in the midst of a long turn
+                        team.kill()
                 finally:
                     self._stop()
         finally:
             self._stop()
-        return self._result(rows) | {"call_ns": call_ns}
+            self._progress = None
+        measured_rows = len({(row["collective"], row["dtype"], row["bytes"]) for row in rows})
+        complete = {"complete": self.interrupted is None, "rows_measured": measured_rows, "rows_planned": len(planned)}
+        return self._result(rows) | complete | {"call_ns": call_ns}
 
     # ---- participants ------------------------------------------------------------------------------------------------
 
@@ -169,13 +186,19 @@ class Benchmark:
 
     # ---- rows --------------------------------------------------------------------------------------------------------
 
-    def _sweep(self) -> Iterator[dict[str, Any]]:
-        self._probe()
+    def _plan(self) -> Iterator[tuple[str, str, int, int]]:
+        """Collective, dtype, elements of a block and bytes of each row."""
         for collective in self.job.collectives:
             for dtype in self.job.dtypes if collective != "barrier" else self.job.dtypes[:1]:
                 for count, size in self._counts(collective, dtype):
-                    self._say(f"{collective} {dtype} {size:,} bytes" if size else collective)
-                    yield from self._row(collective, dtype, count, size)
+                    yield collective, dtype, count, size
+
+    def _sweep(self, planned: list[tuple[str, str, int, int]]) -> Iterator[list[dict[str, Any]]]:
+        self._probe()
+        for number, (collective, dtype, count, size) in enumerate(planned, 1):
+            self._say(f"{number}/{len(planned)} {collective}" + (f" {dtype} {size:,} bytes" if size else ""))
+            yield list(self._row(collective, dtype, count, size))
+            if number == len(planned) or planned[number][:2] != (collective, dtype):
                 self._probe()
 
     def _probe(self) -> None:
@@ -254,6 +277,8 @@ class Benchmark:
                     lane.team.rest()
                 except TeamError as error:
                     self._lose(lane.team.name, f"{collective} {dtype}, {size:,} bytes: {error}")
+            if self._progress is not None:
+                self._progress.advance()
         for name in {lane.team.name for lane in lanes} & set(self._teams):
             try:
                 self._teams[name].ask({"do": "finish"})
@@ -361,7 +386,10 @@ class Benchmark:
         }
 
     def _say(self, text: str) -> None:
-        print(f"phalanx bench: {text}", file=sys.stderr, flush=True)
+        if self._progress is not None and self._progress.shown:
+            self._progress.title(text)
+        else:
+            print(f"phalanx bench: {text}", file=sys.stderr, flush=True)
 
 
 def nameless(text: str) -> str:
@@ -371,7 +399,7 @@ def nameless(text: str) -> str:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """Of sorted numbers; between two of them, in proportion."""
+    """A percentile of sorted numbers; between two of them, in proportion."""
     if not ordered:
         return 0.0
     place = part * (len(ordered) - 1)

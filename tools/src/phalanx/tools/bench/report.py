@@ -4,10 +4,13 @@ import argparse
 import importlib
 import json
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.commands import Parser
+from phalanx.tools._arguments import new_file, short
 from phalanx.tools.bench._peers import OTHER, PEERS
 
 SIZE_OF = {
@@ -20,6 +23,17 @@ SIZE_OF = {
 }
 
 
+def parser() -> argparse.ArgumentParser:
+    """The parser of `python -m phalanx.tools.bench.report`."""
+    made = Parser(
+        prog="python -m phalanx.tools.bench.report",
+        description="Print the tables of a result of `phalanx bench`.",
+    )
+    made.add_argument("file", type=Path, metavar="FILE.json", help="a file that `phalanx bench --json` wrote")
+    made.add_argument("--plot", type=new_file, metavar="FILE.svg", help="draw the result; needs phalanx-tools[plot]")
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print the table of a result file.
 
@@ -29,14 +43,11 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         Exit status: 1 if the file cannot be shown.
     """
-    parser = argparse.ArgumentParser(prog="python -m phalanx.tools.bench.report", description="Show a result.")
-    parser.add_argument("file", type=Path, metavar="FILE.json", help="written by phalanx bench --json")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="draw it (needs phalanx-tools[plot])")
-    given = parser.parse_args(argv)
+    given = parser().parse_args(argv)
     try:
         result = json.loads(given.file.read_text(encoding="utf-8"))
         if not isinstance(result, dict) or result.get("benchmark") != "phalanx bench":
-            raise ValueError("it is no result of phalanx bench")
+            raise ValueError("not a result of `phalanx bench --json`")
     except (OSError, ValueError) as error:
         print(f"{given.file}: {error}", file=sys.stderr)
         return 1
@@ -47,49 +58,58 @@ def main(argv: list[str] | None = None) -> int:
 # ---- the table -------------------------------------------------------------------------------------------------------
 
 
+WIDTH = 100  # of every line, as far as its words allow
+
+
 def table(result: dict[str, Any]) -> str:
     """Everything, as text."""
-    lines = list(_head(result))
+    lines = [line for text in _head(result) for line in _comment(text)]
     for collective, dtype in _sections(result):
         rows = [row for row in result["rows"] if (row["collective"], row["dtype"]) == (collective, dtype)]
         lines += ["", *(_python_table if result["level"] == "python" else _c_table)(collective, dtype, rows, result)]
     notes = {name: why for name, why in result["peers"].items() if why}
     if notes:
-        lines += ["", "# absent"]
-        lines += [f"#   {PEERS[name].title}: {why}" for name, why in notes.items()]
+        lines += ["", "# not measured"]
+        lines += [line for name, why in notes.items() for line in _comment(f"  {PEERS[name].title}: {why}")]
     if result["failures"]:
-        lines += ["", "# FAILED", *(f"#   {failure}" for failure in result["failures"])]
+        lines += ["", "# FAILED", *(line for text in result["failures"] for line in _comment(f"  {text}"))]
+    if not result.get("complete", True):
+        done = f"{result['rows_measured']} of {result['rows_planned']} rows were measured"
+        lines += ["", f"# interrupted: {done}"]
     return "\n".join(lines)
 
 
-def gigabytes(nanoseconds: float, size: int) -> str:
-    """Speed, for the head of the table."""
-    return f"{size / nanoseconds:.1f}" if nanoseconds > 0 else "?"
+def _comment(text: str) -> list[str]:
+    indent = " " * (len(text) - len(text.lstrip()))
+    wrapper = textwrap.TextWrapper(
+        WIDTH, f"# {indent}", f"#   {indent}", break_long_words=False, break_on_hyphens=False
+    )
+    return wrapper.wrap(text.strip())
 
 
 def _head(result: dict[str, Any]) -> Iterator[str]:
     machine, versions = result["machine"], result["versions"]
     caches = ", ".join(f"{name} {size}" for name, size in machine["caches"].items())
-    yield f"# phalanx bench, {result['date']}"
-    yield f"# {machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; {caches or 'caches unknown'}"
-    yield "# " + ", ".join(f"{name} {text}" for name, text in versions.items())
+    yield f"phalanx bench, {result['date']}"
+    yield f"{machine['cpu']}, {machine['cores']} cores, Linux {machine['kernel']}; {caches or 'caches unknown'}"
+    yield ", ".join(f"{name} {text}" for name, text in versions.items())
     scheduler = ", SCHED_FIFO" if result["realtime"] else ""
     yield (
-        f"# {result['ranks']} ranks pinned to {result['cores']} cores{scheduler}; {result['rounds']} rounds in turns; "
-        "median, p10, p90 of all calls, each as long as on its slowest rank; microseconds, GB/s"
+        f"{result['ranks']} ranks pinned to {result['cores']} cores{scheduler}; {result['rounds']} rounds in turns; "
+        "microseconds: median, p10 and p90 of all calls, where a call takes as long as on its slowest rank; GB/s"
     )
     probes = result["probes"]
     if probes is not None:
         trip, span = probes["round_trip_ns"], probes.get("round_trip_span_ns")
         yield (
-            f"# machine: clock {probes['clock_ns']:.0f} ns, bare barrier {probes['barrier_ns']:.0f} ns"
-            + (f", alone {probes['barrier_once_ns']:.0f} ns" if "barrier_once_ns" in probes else "")
-            + (f", cache line there and back {trip:.0f} ns" if trip else "")
+            f"this machine: clock {probes['clock_ns']:.0f} ns, bare barrier {probes['barrier_ns']:.0f} ns"
+            + (f" (alone {probes['barrier_once_ns']:.0f} ns)" if "barrier_once_ns" in probes else "")
+            + (f", round trip of a cache line between two cores {trip:.0f} ns" if trip else "")
             + (f" ({span[0]:.0f} to {span[1]:.0f})" if span else "")
         )
         for kind in ("copy", "pull", "reduce"):
-            shown = [f"{short(int(size))} {gigabytes(ns, int(size))}" for size, ns in probes["moves_ns"][kind].items()]
-            yield f"#   {kind:7} GB/s: " + ", ".join(shown[2:])
+            speeds = [(int(size), int(size) / ns) for size, ns in probes["moves_ns"][kind].items() if ns > 0]
+            yield f"{kind}, GB/s: " + ", ".join(f"{short(size)} {speed:.1f}" for size, speed in speeds[2:])
 
 
 def _sections(result: dict[str, Any]) -> list[tuple[str, str]]:
@@ -108,49 +128,61 @@ def best_peer(rows: list[dict[str, Any]], size: int) -> dict[str, Any] | None:
 
 
 def _c_table(collective: str, dtype: str, rows: list[dict[str, Any]], result: dict[str, Any]) -> Iterator[str]:
-    ways, peers = by_way(rows), list(result["peers"])
+    """Two tables: Phalanx, and what it is compared with."""
+    ways = by_way(rows)
+    own = [(size, variant, ways[size, who, variant]) for size, who, variant in ways if who == "phalanx"]
+    against = any(who == OTHER for _, who, _ in ways)
+    peers = [name for name in result["peers"] if any(row["who"] == name and "median_us" in row for row in rows)]
     what = "" if collective == "barrier" else f" {dtype}{' sum' if 'reduce' in collective else ''}"
     yield f"# {collective}{what}; size: {SIZE_OF[collective]}"
     yield (
-        f"#{'size':>11}  {'buffers':9} {'median':>10} {'p10':>10} {'p90':>10} {'algbw':>7} {'busbw':>7} |"
-        + "".join(f" {PEERS[name].title:>10}" for name in peers)
-        + f" | {'best peer':>10} {'ratio':>6} | {'limit':>10} {'ratio':>6}"
-        + (f" | {OTHER:>10} {'ratio':>6}" if any(who == OTHER for _, who, _ in ways) else "")
+        f"#{'size':>11} {'buffers':9} {'median':>9} {'p10':>9} {'p90':>9} {'algbw':>6} {'busbw':>6} |"
+        f" {'best peer':14} {'/ peer':>6} | {'/ limit':>7}"
     )
-    for size, who, variant in ways:
-        if who != "phalanx":
-            continue
-        row, best = ways[size, who, variant], best_peer(rows, size)
-        text = f" {size:>11,}  {variant:9} "
+    for size, variant, row in own:
+        best = best_peer(rows, size)
+        text = f" {size:>11,} {variant:9} "
         if "median_us" in row:
-            text += " ".join(f"{_us(row[key]):>10}" for key in ("median_us", "p10_us", "p90_us"))
-            text += f" {row['algbw_gb_s']:>7.2f} {row['busbw_gb_s']:>7.2f} |"
+            text += " ".join(f"{_us(row[key]):>9}" for key in ("median_us", "p10_us", "p90_us"))
+            text += f" {row['algbw_gb_s']:>6.2f} {row['busbw_gb_s']:>6.2f} |"
         else:
-            text += f"{'absent':>10} {'':>10} {'':>10} {'':>7} {'':>7} |"
-        for name in peers:
-            other = ways.get((size, name, "user"), {})
-            text += f" {_us(other['median_us']) if 'median_us' in other else 'absent':>10}"
-        ratio = f"{row['median_us'] / best['median_us']:.2f}" if best and "median_us" in row else "-"
-        text += f" | {PEERS[best['who']].title if best else '-':>10} {ratio:>6}"
-        limit = row.get("limit")
-        against = f"{row['median_us'] / limit['us']:.2f}" if limit and limit["us"] else "-"
-        text += f" | {_us(limit['us']) if limit else '-':>10} {against:>6}"
-        if (size, OTHER, variant) in ways:
-            other = ways[size, OTHER, variant]
-            known = "median_us" in other and "median_us" in row
-            ratio = f"{row['median_us'] / other['median_us']:.3f}" if known else "-"
-            text += f" | {_us(other['median_us']) if 'median_us' in other else 'absent':>10} {ratio:>6}"
+            text += f"{'failed':>9} {'':>9} {'':>9} {'':>6} {'':>6} |"
+        text += f" {PEERS[best['who']].title if best else '-':14} {_ratio(row, best['median_us'] if best else None):>6}"
+        yield text + f" | {_ratio(row, row.get('limit', {}).get('us')):>7}"
+    yield "# microseconds of the limit of this machine, and of others"
+    heads = [PEERS[name].title.replace("gloo, unpinned", "unpinned") for name in peers]
+    yield (
+        f"#{'size':>11} {'buffers':9} {'limit':>9}"
+        + "".join(f" {title:>9}" for title in heads)
+        + (f" {OTHER:>9} {'/ other':>7}" if against else "")
+    )
+    for size, variant, row in own:
+        text = f" {size:>11,} {variant:9} {_us(row.get('limit', {}).get('us')):>9}"
+        text += "".join(f" {_us(ways.get((size, name, 'user'), {}).get('median_us')):>9}" for name in peers)
+        if against:
+            other = ways.get((size, OTHER, variant), {}).get("median_us")
+            text += f" {_us(other):>9} {_ratio(row, other):>7}"
         yield text
     yield from _reasons(rows, result)
 
 
+def _ratio(row: dict[str, Any], other_us: float | None) -> str:
+    """The median of a row divided by another time."""
+    if "median_us" not in row or not other_us:
+        return "-"
+    ratio = row["median_us"] / other_us
+    if ratio < 0.001:
+        return "<0.001"
+    return f"{ratio:.2g}" if ratio < 0.095 else f"{ratio:.2f}" if ratio < 100 else f"{ratio:,.0f}"
+
+
 def _reasons(rows: list[dict[str, Any]], result: dict[str, Any]) -> Iterator[str]:
-    """Why peers that are here have no figure in this table."""
+    """Why a library that takes part has no figure in this table."""
     reasons = {
         (row["who"], row["absent"]): None for row in rows if "absent" in row and not result["peers"].get(row["who"])
     }
     for who, why in reasons:
-        yield f"#   {PEERS[who].title if who in PEERS else who}: {why}"
+        yield from _comment(f"  {PEERS[who].title if who in PEERS else who}: {why}")
 
 
 def _python_table(collective: str, dtype: str, rows: list[dict[str, Any]], result: dict[str, Any]) -> Iterator[str]:
@@ -166,7 +198,7 @@ def _python_table(collective: str, dtype: str, rows: list[dict[str, Any]], resul
             ratio = f"{gloo / row['median_us']:.2f}x" if gloo else "-"
             yield f" {size:>11}  {way(row):34} {times}  {ratio:>11}"
         else:
-            yield f" {size:>11}  {way(row):34} {'absent':>10}"
+            yield f" {size:>11}  {way(row):34} {'failed':>10}"
     yield from _reasons(rows, result)
 
 
@@ -178,16 +210,10 @@ def way(row: dict[str, Any]) -> str:
     return title if row["variant"] == "torch.distributed" else f"{title}, functional collectives"
 
 
-def _us(value: float) -> str:
+def _us(value: float | None) -> str:
+    if value is None:
+        return "-"
     return f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
-
-
-def short(size: int) -> str:
-    """1024 as "1k"."""
-    for unit, bits in (("g", 30), ("m", 20), ("k", 10)):
-        if size and size % (1 << bits) == 0:
-            return f"{size >> bits}{unit}"
-    return str(size)
 
 
 # ---- the plot --------------------------------------------------------------------------------------------------------
@@ -197,18 +223,21 @@ def plot(result: dict[str, Any], path: Path) -> bool:
     """Draw medians over sizes, one panel for each collective and dtype.
 
     Returns:
-        False, with a word on standard error, when matplotlib is missing.
+        False, with a message on standard error, where matplotlib is missing.
     """
     try:
         matplotlib: Any = importlib.import_module("matplotlib")
         matplotlib.use("svg" if path.suffix == ".svg" else "agg")
         pyplot: Any = importlib.import_module("matplotlib.pyplot")
     except ImportError:
-        print(f"{path} was not drawn: matplotlib is missing: pip install matplotlib", file=sys.stderr)
+        print(
+            f"{path} was not drawn: matplotlib is not installed; install it with `pip install matplotlib`",
+            file=sys.stderr,
+        )
         return False
     sections = [section for section in _sections(result) if section[0] != "barrier"]
     if not sections:
-        print(f"{path} was not drawn: there is nothing but a barrier", file=sys.stderr)
+        print(f"{path} was not drawn: the result has only barriers, which have no size", file=sys.stderr)
         return False
     wide = min(3, len(sections))
     tall = -(-len(sections) // wide)

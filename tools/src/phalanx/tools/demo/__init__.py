@@ -1,4 +1,4 @@
-"""`phalanx demo`: ranks train a small tensor-parallel transformer, beside one process and beside gloo.
+"""`phalanx demo`: ranks train a small tensor-parallel transformer, which is compared with one process.
 
 Read it as an example of the library's use, in this order:
 
@@ -7,7 +7,7 @@ Read it as an example of the library's use, in this order:
     train.py       the training loop of one rank
     compiled.py    the model as one compiled graph, for --compile
     reference.py   the same model in one process, and the comparison with it
-    costs.py       what each collective costs, beside gloo
+    costs.py       what each collective costs, with Phalanx and with gloo
     launch.py      starts the ranks, and ends them; rank.py is what they run
 """
 

@@ -28,6 +28,6 @@ def reports(backend: str) -> list[str]:
 
 
 def _shortened(text: str) -> str:
-    """A report in which lines that are equal are one; the blocks of a model are alike."""
+    """A report in which lines that are equal are one; the blocks of a model have the same graphs."""
     head, *lines = text.splitlines()
     return "\n".join([head, *(f"  {count} x {line.strip()}" for line, count in Counter(lines).items())])

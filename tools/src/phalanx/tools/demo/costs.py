@@ -39,13 +39,16 @@ class WrongResultError(RuntimeError):
     """A collective returned something else than it must."""
 
 
-def measure(calls: list[Call], group: dist.ProcessGroup, rounds: int) -> dict[Call, Cost]:
+def measure(
+    calls: list[Call], group: dist.ProcessGroup, rounds: int, after_round: Callable[[], None]
+) -> dict[Call, Cost]:
     """Measure collectives over Phalanx and gloo. Collective.
 
     Args:
         calls: The same on all ranks.
         group: Of gloo.
         rounds: How many.
+        after_round: Is called after each.
 
     Raises:
         WrongResultError: A result was wrong.
@@ -58,6 +61,8 @@ def measure(calls: list[Call], group: dist.ProcessGroup, rounds: int) -> dict[Ca
                 taken_ns = case.round(run, number + _WARM_UP_ROUNDS)
                 if number >= 0:
                     times_ns[index, way, number] = torch.tensor(taken_ns, dtype=torch.float64)
+        if number >= 0:
+            after_round()
     medians_us = (
         (pc.wait_tensor(pc.all_reduce(times_ns, "sum", group)) / group.size() / 1000).flatten(2).median(dim=2).values
     )

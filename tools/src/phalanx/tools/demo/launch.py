@@ -8,12 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from types import FrameType
 
 from phalanx.tools._torch_compat import TCPStore
 from phalanx.tools.demo.options import Options
-from phalanx.tools.demo.rank import Job, error_key
+from phalanx.tools.demo.rank import NOBODY_READS, Job, error_key
 from phalanx.tools.demo.show import say
 
 _GRACE_SECONDS = 10.0  # for the other ranks to notice that one has failed, and to say so
@@ -21,33 +19,27 @@ _END_SECONDS = 5.0  # for a rank that was told to end
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # one core for each rank
 
 
-class _Interrupted(Exception):
-    """A signal asks for the end."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
 def launch(options: Options) -> int:
-    """Run the demo's ranks to their end.
+    """Run the demo's ranks to their end. A signal that raises here ends them.
 
     Args:
         options: Of the run.
 
     Returns:
-        Exit status: 0, 1 if a rank failed, 128 + number after a signal.
+        Exit status: 0, or 1 if a rank failed.
+
+    Raises:
+        BrokenPipeError: Nobody reads the output of rank 0.
     """
     cores = _cores(options)
     where = f"each pinned to a core: {', '.join(map(str, cores))}" if cores else "not pinned"
     say(f"ranks: {options.ranks}, {where}")
-    with _signals_raise(), _Ranks(options, cores) as ranks:
+    with _Ranks(options, cores) as ranks:
         try:
             ranks.watch()
-        except _Interrupted as interrupt:
+        except KeyboardInterrupt:
             say()
-            print(f"phalanx demo: ended by {interrupt}", file=sys.stderr)
-            return 128 + interrupt.number
+            raise
         failures = ranks.failures()
     for text in failures:
         print(f"phalanx demo: {text}", file=sys.stderr)
@@ -95,6 +87,8 @@ class _Ranks:
                 if not poll.poll(None if left is None else left * 1000):
                     return
             self._collect()
+            if any(self._processes[rank].returncode == NOBODY_READS for rank in self._ended):
+                raise BrokenPipeError
             if deadline is None and any(self._processes[rank].returncode for rank in self._ended):
                 deadline = time.monotonic() + _GRACE_SECONDS
 
@@ -156,20 +150,3 @@ class _Ranks:
 def _cores(options: Options) -> list[int]:
     allowed = sorted(os.sched_getaffinity(0))
     return allowed[: options.ranks] if options.pin and len(allowed) >= options.ranks else []
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in before:  # one is enough; the ranks are being ended
-            signal.signal(each, signal.SIG_IGN)
-        raise _Interrupted(number)
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    for number in before:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

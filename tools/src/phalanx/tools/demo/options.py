@@ -2,7 +2,11 @@
 
 import argparse
 import importlib.util
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from phalanx.core.commands import Parser, number_from
+from phalanx.tools._arguments import positive_number
 
 VOCABULARY_SIZE = 128  # ASCII
 PLUGIN, PLUGIN_BACKEND = "phalanx.inductor_plugin", "phalanx"
@@ -30,18 +34,58 @@ class Options:
 
 
 _HELP = {
-    "ranks": "processes that train one model together",
-    "steps": "training steps",
-    "seed": "of the first weights and of the choice of text",
-    "layers": "blocks of attention and MLP",
-    "hidden": "features of each character",
-    "heads": "attention heads",
-    "batch": "pieces of text in a step",
-    "sequence": "characters of a piece",
-    "learning_rate": "of AdamW",
-    "checked_steps": "how many of the first steps are compared with one process",
-    "rounds": "of the comparison with gloo",
-    "text_bytes": "how much of the standard library's sources to read",
+    "ranks": ("N", "number of processes that train one model together"),
+    "steps": ("N", "number of training steps"),
+    "checked_steps": ("N", "number of first steps that are compared with one process"),
+    "seed": ("N", "random seed of the first weights and of the choice of text"),
+    "layers": ("N", "number of blocks of attention and MLP"),
+    "hidden": ("N", "features of each character"),
+    "heads": ("N", "attention heads"),
+    "batch": ("N", "sequences per batch"),
+    "sequence": ("N", "characters of a sequence"),
+    "learning_rate": ("RATE", "learning rate of AdamW"),
+    "text_bytes": ("BYTES", "how much of the sources of the standard library to read"),
+    "rounds": ("N", "rounds of the comparison with gloo"),
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of `phalanx demo`."""
+    made = Parser(
+        prog="phalanx demo",
+        description="Train a small tensor-parallel transformer on the sources of the Python standard library, compare "
+        "it with one process, and print what each collective takes with Phalanx and with gloo. The exit status is 1 if "
+        "a rank fails or differs from one process.",
+    )
+    default = Options()
+    for name, (metavar, text) in _HELP.items():
+        value = getattr(default, name)
+        option = f"--{name.replace('_', '-')}"
+        made.add_argument(
+            option,
+            type=_TYPES.get(name, number_from(1)),
+            default=value,
+            metavar=metavar,
+            help=f"{text} (default {value})",
+        )
+    made.add_argument("--no-gloo", dest="gloo", action="store_false", help="leave out the comparison with gloo")
+    made.add_argument("--no-pin", dest="pin", action="store_false", help="do not give each rank a core of its own")
+    made.add_argument(
+        "--compile",
+        nargs="?",
+        const=PLUGIN_BACKEND,
+        default="",
+        metavar="BACKEND",
+        help="compile the model from step 2 on with this backend of torch.compile; without a name with "
+        f"{PLUGIN_BACKEND!r} of phalanx-inductor-plugin",
+    )
+    return made
+
+
+_TYPES: dict[str, Callable[[str], float]] = {
+    "checked_steps": number_from(0),
+    "seed": number_from(0),
+    "learning_rate": positive_number,
 }
 
 
@@ -51,61 +95,34 @@ def parse(argv: list[str]) -> Options:
     Args:
         argv: Arguments after the command's name.
     """
-    parser = argparse.ArgumentParser(
-        prog="phalanx demo",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        description="Train a small tensor-parallel transformer on the sources of the Python standard library, compare "
-        "it with one process, and print what each collective cost beside gloo.",
-    )
-    default = Options()
-    for name, text in _HELP.items():
-        value = getattr(default, name)
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, metavar="N", help=text)
-    parser.add_argument("--no-gloo", dest="gloo", action="store_false", help="leave the comparison with gloo out")
-    parser.add_argument("--no-pin", dest="pin", action="store_false", help="do not give each rank a core of its own")
-    parser.add_argument(
-        "--compile",
-        nargs="?",
-        const=PLUGIN_BACKEND,
-        default=argparse.SUPPRESS,
-        metavar="BACKEND",
-        help="run the model compiled, from step 2 on, by this backend of torch.compile; if none is named, by "
-        f"{PLUGIN_BACKEND!r} of phalanx-inductor-plugin",
-    )
-    options = Options(**vars(parser.parse_args(argv)))
+    made = parser()
+    options = Options(**vars(made.parse_args(argv)))
     if problem := _problem(options):
-        parser.error(problem)
+        made.error(problem)
     return options
 
 
 def _problem(options: Options) -> str | None:
-    for name in ("ranks", "steps", "layers", "hidden", "heads", "batch", "sequence", "rounds", "text_bytes"):
-        if getattr(options, name) < 1:
-            return f"--{name.replace('_', '-')} is {getattr(options, name)}; it must be at least 1"
-    if not 0 < options.learning_rate < float("inf"):
-        return f"--learning-rate is {options.learning_rate}; it must be a positive number"
-    if options.checked_steps < 0 or options.seed < 0:
-        return "--checked-steps and --seed must not be negative"
     if options.hidden % options.heads:
-        return f"--hidden {options.hidden} cannot be divided among --heads {options.heads}: it must be a multiple of it"
+        return f"--hidden ({options.hidden}) must be divisible by --heads ({options.heads})"
     for name, amount in (
         ("--heads", options.heads),
         ("--sequence", options.sequence),
-        ("the vocabulary of", VOCABULARY_SIZE),
+        ("the size of the vocabulary", VOCABULARY_SIZE),
     ):
         if amount % options.ranks:
-            return f"{name} {amount} cannot be sharded over --ranks {options.ranks}: it must be a multiple of it"
+            return f"{name} ({amount}) must be divisible by --ranks ({options.ranks})"
     if options.compile == PLUGIN_BACKEND and importlib.util.find_spec(PLUGIN) is None:
         return (
-            "--compile needs the package phalanx-inductor-plugin, which is not installed: there is no module "
-            f"{PLUGIN}. Install it, or name a backend that is there: --compile inductor"
+            "--compile needs phalanx-inductor-plugin, which is not installed. Install it, or name another backend: "
+            "--compile inductor"
         )
     if options.compile:
         from torch.compiler import list_backends
 
-        known = list_backends(exclude_tags=())
-        if options.compile not in known:
-            return f"--compile {options.compile}: torch.compile has no such backend; it has {', '.join(sorted(known))}"
+        if options.compile not in list_backends(exclude_tags=()):
+            known = ", ".join(sorted(list_backends()))
+            return f"--compile: unknown backend {options.compile!r} (torch.compile has {known}, and some for debugging)"
     if options.text_bytes <= options.sequence:
-        return f"--text-bytes {options.text_bytes} is not more than --sequence {options.sequence}"
+        return f"--text-bytes ({options.text_bytes}) must be larger than --sequence ({options.sequence})"
     return None

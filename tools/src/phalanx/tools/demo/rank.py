@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core import PhalanxError
+from phalanx.tools._progress import Progress
 from phalanx.tools._torch_compat import Store, TCPStore
 from phalanx.tools.demo import compiled, costs, report
 from phalanx.tools.demo.options import Options
@@ -22,6 +23,7 @@ from phalanx.tools.demo.train import Trainer
 
 TIMEOUT = timedelta(seconds=60)
 COMPILING_TIMEOUT = timedelta(seconds=300)  # one rank may be done long before another one
+NOBODY_READS = 128 + signal.SIGPIPE  # the exit status of a rank whose output has no reader any more
 _PR_SET_PDEATHSIG = 1
 
 
@@ -74,6 +76,9 @@ def main(text: str) -> int:
     try:
         store = TCPStore("127.0.0.1", job.port, is_master=False, timeout=TIMEOUT)
         _run(job, store)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is written at the end
+        return NOBODY_READS
     except Exception as error:
         named = isinstance(error, (PhalanxError, CheckFailedError, costs.WrongResultError, FileNotFoundError))
         description = f"{type(error).__name__}: {error}" if named else traceback.format_exc().rstrip()
@@ -95,7 +100,10 @@ def _run(job: Job, store: Store) -> None:
         assert group is not None
         record = Trainer(options, group).run()
         calls = list(report.collectives(record))
-        seen = costs.measure(calls, group, options.rounds) if options.gloo else {}
+        seen = {}
+        if options.gloo:
+            with Progress("comparing with gloo", options.rounds, job.rank == 0) as progress:
+                seen = costs.measure(calls, group, options.rounds, progress.advance)
         if job.rank == 0:
             say(report.summary(options, record))
             say()

@@ -1,12 +1,10 @@
-"""What rank 0 prints: lines, a progress bar on a terminal, tables."""
+"""What rank 0 prints: lines, how far the training is, tables."""
 
-import sys
-import time
 from collections.abc import Sequence
 
-_BAR_WIDTH = 30
-_PLAIN_LINES = 10  # of progress, where the output is no terminal
-_REDRAW_SECONDS = 0.1
+from phalanx.tools._progress import Progress
+
+_PLAIN_LINES = 10  # of progress, where there is no bar
 
 
 def say(text: str = "") -> None:
@@ -14,41 +12,31 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
-class Progress:
+class Training:
     """How far the training is: a bar on a terminal, else a line now and then.
 
     Args:
         total: Steps that there will be.
+        shown: Whether anything is shown: by one rank.
     """
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, shown: bool) -> None:
         self._total = total
-        self._terminal = sys.stdout.isatty()
+        self._shown = shown
+        self._bar = Progress("training", total, shown)
         self._every = max(1, total // _PLAIN_LINES)
-        self._started = time.monotonic()
-        self._drawn = 0.0
 
-    def show(self, step: int, text: str) -> None:
-        """Report that `step` steps are done.
+    def show(self, step: int, loss: float) -> None:
+        """Report that `step` steps are done, with the loss of the last one."""
+        if self._bar.shown:
+            self._bar.title(f"training, loss {loss:.4f}")
+            self._bar.reach(step)
+        if self._shown and (step == self._total or (step % self._every == 0 and not self._bar.shown)):
+            self._bar.say(f"  step {step:>{len(str(self._total))}}  loss {loss:.4f}")
 
-        Args:
-            step: Number of steps.
-            text: What to say about them.
-        """
-        now = time.monotonic()
-        if not self._terminal:
-            if step % self._every == 0 or step == self._total:
-                say(f"  step {step:>{len(str(self._total))}}  {text}")
-            return
-        if now - self._drawn < _REDRAW_SECONDS and step != self._total:
-            return
-        self._drawn = now
-        filled = _BAR_WIDTH * step // self._total
-        left = (now - self._started) / step * (self._total - step)
-        bar = "█" * filled + "░" * (_BAR_WIDTH - filled)
-        print(f"\r\033[K  {bar} {step}/{self._total}  {text}  {left:.0f} s left", end="", flush=True)
-        if step == self._total:
-            say()
+    def end(self) -> None:
+        """Take the bar away."""
+        self._bar.close()
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -18,7 +18,7 @@ from phalanx.tools.demo.model import Size, Transformer, first_weights
 from phalanx.tools.demo.options import VOCABULARY_SIZE, Options
 from phalanx.tools.demo.parallel import full_tensors, settle_gradients, shard_parameters
 from phalanx.tools.demo.reference import CheckFailedError, compare
-from phalanx.tools.demo.show import Progress, say
+from phalanx.tools.demo.show import Training, say
 
 _WARM_UP_STEPS = 20  # of the learning rate
 _METER_EVERY = 10  # steps; the meter costs time, so the steps between are the ones whose time counts
@@ -68,12 +68,12 @@ class Trainer:
         """Check the first steps, and train."""
         steps, checked = self.options.steps, min(self.options.checked_steps, self.options.steps)
         if checked:
-            self._say(f"steps 1 to {checked}, beside an ordinary model in one process:")
+            self._say(f"steps 1 to {checked}, compared with an ordinary model in one process:")
         progress = None
         for step in range(1, steps + 1):
             if step == checked + 1:
                 self._say("training:")
-                progress = Progress(steps)
+                progress = Training(steps, self.group.rank() == 0)
             if step == 2 and self.options.compile:  # the meter of the first sees no op of a compiled graph
                 compile_model(self.model, self.options.compile)
                 self._say(f"  from step 2 on compiled by the backend {self.options.compile!r}")
@@ -86,8 +86,10 @@ class Trainer:
                 self._check(step, characters, loss)
             self._update(step)
             self._note(step, loss, meter, time.perf_counter() - started)
-            if progress is not None and self.group.rank() == 0:
-                progress.show(step, f"loss {loss:.4f}")
+            if progress is not None:
+                progress.show(step, loss)
+        if progress is not None:
+            progress.end()
         return self.record
 
     def _is_metered(self, step: int) -> bool:

@@ -191,7 +191,7 @@ def analyse(group: Group) -> Analysis:
 
 
 def lanes(collectives: list[Collective], rank: int) -> list[list[Collective]]:
-    """Deal what one rank recorded on one channel to lanes in which nothing overlaps in time.
+    """Distribute what one rank recorded on one channel over lanes in which nothing overlaps in time.
 
     Args:
         collectives: The collectives of the channel; the ones that the rank has no record of are left out.
@@ -200,16 +200,16 @@ def lanes(collectives: list[Collective], rank: int) -> list[list[Collective]]:
     Returns:
         The lanes, each in the order of time; more than one where the rank had several collectives in flight.
     """
-    dealt: list[list[Collective]] = []
+    found: list[list[Collective]] = []
     joined = [each for each in collectives if rank in each.calls]
     for each in sorted(joined, key=lambda each: (each.calls[rank].start_ns, each.end_ns(rank))):
-        for lane in dealt:
+        for lane in found:
             if lane[-1].end_ns(rank) <= each.calls[rank].start_ns:
                 lane.append(each)
                 break
         else:
-            dealt.append([each])
-    return dealt
+            found.append([each])
+    return found
 
 
 def _pair(group: Group, number: int) -> list[Collective]:

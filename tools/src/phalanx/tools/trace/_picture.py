@@ -153,7 +153,7 @@ def _artists(picture: Picture, axes: Any, patches: Any, points: float) -> Iterat
                 horizontalalignment=sides[shape.anchor],
                 verticalalignment="baseline",
                 color="#222",
-                parse_math=False,  # a name is no formula
+                parse_math=False,  # a name is not a formula
             )
 
 

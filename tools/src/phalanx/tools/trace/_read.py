@@ -1,4 +1,4 @@
-"""Reads dumps of the flight recorder. A dump is not trusted: whatever it holds, sound data come of it or DumpError."""
+"""Reads dumps of the flight recorder. A dump is not trusted: the result is sound data, or a DumpError."""
 
 import json
 from collections.abc import Iterator
@@ -6,14 +6,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from phalanx.core.commands import CommandError
+
 FORMAT, VERSION = "phalanx-flight-recorder", 1
 LARGEST_BYTES = 1 << 30  # of a file: 1024 ranks with 256 collectives each on 4 channels have a quarter of it
 
 _I32, _I64, _U64 = (1 << 31) - 1, (1 << 63) - 1, (1 << 64) - 1
 
 
-class DumpError(ValueError):
-    """What was read is no dump, or no sound one."""
+class DumpError(CommandError):
+    """A file is not a dump, or not a sound one."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, 2)
 
 
 @dataclass(frozen=True)
@@ -145,13 +150,13 @@ def read_file(path: Path) -> Dump:
 
     Raises:
         OSError: The file cannot be read.
-        DumpError: It is no sound dump; the text begins with the path.
+        DumpError: It is not a sound dump; the text begins with the path.
     """
     with path.open("rb") as file:
         raw = file.read(LARGEST_BYTES + 1)
     try:
         if len(raw) > LARGEST_BYTES:
-            raise DumpError(f"it has more than {LARGEST_BYTES >> 20} MiB, which no dump has")
+            raise DumpError(f"larger than {LARGEST_BYTES >> 20} MiB, which no dump is")
         return parse(raw, str(path))
     except DumpError as error:
         raise DumpError(f"{printable(str(path))}: {error}") from None
@@ -161,26 +166,26 @@ def parse(raw: bytes, origin: str) -> Dump:
     """Make a dump of the bytes of a file.
 
     Args:
-        raw: UTF-8; a text that was cut inside a letter is no reason to refuse it.
+        raw: UTF-8; a text that was cut inside a character is accepted.
         origin: Where they came from, for messages.
 
     Raises:
-        DumpError: They are no sound dump.
+        DumpError: They are not a sound dump.
     """
     try:
         value: object = json.loads(raw.decode("utf-8", "replace"))
     except RecursionError:
-        raise DumpError("it is nested too deeply for a dump") from None
+        raise DumpError("not a flight-recorder dump (nested too deeply)") from None
     except json.JSONDecodeError as error:
         where = f"line {error.lineno}, column {error.colno}"
-        raise DumpError(f"it is no complete JSON ({where}: {error.msg}); was it cut off?") from None
+        raise DumpError(f"not valid JSON ({where}: {error.msg}); the file may be truncated") from None
     except ValueError:
-        raise DumpError("it holds a number of thousands of digits, which no dump has") from None
+        raise DumpError("not a flight-recorder dump (a number has thousands of digits)") from None
     return _dump(_Fields(value, ""), printable(origin))
 
 
 def printable(text: str) -> str:
-    """Text without what a terminal or a picture would take for more than text."""
+    """Text in which control characters, which a terminal or a picture would obey, are escapes."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
@@ -189,7 +194,7 @@ class _Fields:
 
     def __init__(self, value: object, place: str) -> None:
         if not isinstance(value, dict):
-            raise DumpError(f"{place or 'it'} is {_shown(value)}; expected an object")
+            raise DumpError(f"{place or 'the file'} is {_shown(value)}; expected an object")
         self.place = place
         self._value: dict[str, object] = value
 
@@ -229,7 +234,8 @@ class _Fields:
         try:
             return self._value[name]
         except KeyError:
-            raise DumpError(f"{self.place or 'it'} has no {name!r}") from None
+            text = f"{self.place} has no field {name!r}" if self.place else f"no field {name!r}"
+            raise DumpError(f"not a flight-recorder dump ({text})") from None
 
     def _path(self, name: str) -> str:
         return f"{self.place}.{name}" if self.place else name
@@ -252,7 +258,9 @@ def _dump(top: _Fields, origin: str) -> Dump:
     top.text("format", FORMAT)
     version = top.number("version", 1, _I64)
     if version > VERSION:
-        raise DumpError(f"its version is {version}, and this phalanx knows {VERSION}: use the phalanx that wrote it")
+        raise DumpError(
+            f"a dump of version {version}; this phalanx reads version {VERSION}: use the phalanx that wrote it"
+        )
     world_size = top.number("world_size", 1, _I32)
     host = top.text("host")
     dumped_ns, dumped_unix_ns = top.number("dumped_ns", 0, _I64), top.number("dumped_unix_ns", 0, _I64)
@@ -260,7 +268,7 @@ def _dump(top: _Fields, origin: str) -> Dump:
     for each in top.each("groups"):
         group = _group(each, host, world_size, dumped_ns, dumped_unix_ns)
         if groups.setdefault(group.id, group) is not group:
-            raise each.wrong("id", f"{_shown(group.id)} is there twice")
+            raise each.wrong("id", f"{_shown(group.id)} occurs twice")
     return Dump(
         origin=origin,
         phalanx=top.text("phalanx"),
@@ -278,9 +286,9 @@ def _group(given: _Fields, host: str, world_size: int, dumped_ns: int, dumped_un
     for each in given.each("members"):
         member = _member(each, world_size)
         if members.setdefault(member.rank, member) is not member:
-            raise each.wrong("rank", f"{member.rank} is there twice")
+            raise each.wrong("rank", f"{member.rank} occurs twice")
     if not members:
-        raise given.wrong("members", "is empty; expected a rank at least")
+        raise given.wrong("members", "is empty; expected at least one rank")
     error = None
     if not given.is_null("error"):
         cause = given.fields("error")
@@ -314,7 +322,7 @@ def _member(given: _Fields, world_size: int) -> Member:
     for each in given.each("channels"):
         number = each.number("channel", 0, _I32)
         if number in channels:
-            raise each.wrong("channel", f"{number} is there twice")
+            raise each.wrong("channel", f"{number} occurs twice")
         channels[number] = _channel(each)
     return Member(
         rank=given.number("rank", 0, world_size - 1),

@@ -23,7 +23,9 @@ from phalanx.tools.tune._measure import (
 )
 
 _KIB, _MIB = 1 << 10, 1 << 20
-_LINE_RANKS = 16  # kLineRanks in core/src/gpu/launch.h: larger groups send nothing beside flags
+_LINE_RANKS = (
+    16  # kLineRanks in core/src/gpu/launch.h: larger groups do not use the protocol that sends data with flags
+)
 _PACK = 16  # bytes that switches and threads move at once
 
 

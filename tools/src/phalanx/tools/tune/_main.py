@@ -1,4 +1,4 @@
-"""`phalanx tune`: measures where one algorithm takes over from another, and writes the table that groups read."""
+"""`phalanx tune`: measures which algorithm is fastest at which size, and writes the table that groups read."""
 
 import argparse
 import contextlib
@@ -8,25 +8,29 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from phalanx.core import PeerDeadError
+from phalanx.core.commands import CommandError, Parser
 from phalanx.core.doctor import ask_cuda_driver
 from phalanx.core.tuning import NEVER, table_path
+from phalanx.tools._arguments import new_file, positive_number, short, size_between
+from phalanx.tools._progress import Progress
 
 SECONDS = 60.0
 _MAX_RANKS = 64
 _START_SECONDS = 120.0
 _END_SECONDS = 10.0  # how long the other ranks may take to end after one has failed
-_UNITS = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _RANKS = {  # by device, what a rank runs
     "cpu": "from phalanx.tools.tune._cpu_rank import main; main()",
     "cuda": "from phalanx.tools.tune._gpu_rank import main; main()",
 }
 
 
-class TuneError(RuntimeError):
+class TuneError(CommandError):
     """A rank failed, or there is no GPU."""
 
 
@@ -37,35 +41,45 @@ def main(argv: list[str]) -> int:
         argv: Arguments after "tune".
 
     Returns:
-        Exit status: 1 if something failed.
+        Exit status 0.
+
+    Raises:
+        TuneError: Something failed.
     """
-    parser = _parser()
-    given = parser.parse_args(argv)
-    if given.seconds <= 0:
-        parser.error("--seconds must be positive")
+    made = parser()
+    given = made.parse_args(argv)
     path = given.output or table_path()
-    if path is None and not given.dry_run and not given.show:
-        parser.error("neither PHALANX_TUNING nor HOME says where the table is: give --output FILE, or --dry-run")
-    if given.output is not None and not given.output.resolve().parent.is_dir():
-        parser.error(f"--output {given.output}: there is no such directory")
+    writes = not given.dry_run and not given.show
+    if path is None and writes:
+        made.error("neither PHALANX_TUNING nor HOME says where the table is: give --output FILE, or --dry-run")
     cores = sorted(os.sched_getaffinity(0))
-    try:
-        gpus = _gpus() if given.device == "cuda" else []
-        sizes = given.ranks or (default_ranks(len(cores)) if not gpus else default_ranks_of_gpus(len(gpus)))
-        seconds = 0.0 if given.show else given.seconds / len(sizes)
-        print(f"table: {path or 'none'}{'' if path is not None and path.exists() else ' (not there)'}")
-        for ranks in sizes:
-            plan = {"seconds": seconds, "largest": given.largest, "save": not given.dry_run, "path": path and str(path)}
+    gpus = _gpus() if given.device == "cuda" else []
+    sizes = given.ranks or (default_ranks(len(cores)) if not gpus else default_ranks_of_gpus(len(gpus)))
+    seconds = 0.0 if given.show else given.seconds / len(sizes)
+    result: dict[str, Any] = {"table": path and str(path), "device": given.device, "written": False, "groups": []}
+    # What was printed goes above the bar; a program reads one object at the end.
+    with Progress("phalanx tune", seconds * len(sizes)) as progress:
+        say = (lambda text: None) if given.json else progress.say
+        say(f"table: {path or 'none'}{'' if path is not None and path.exists() else ' (does not exist)'}")
+        for number, ranks in enumerate(sizes):
+            plan = {"seconds": seconds, "largest": given.largest, "save": writes, "path": path and str(path)}
             plan |= {"device": given.device, "gpus": len(gpus)}
-            answer = _run(ranks, cores, plan, path if given.show else None)
-            print(f"\n{ranks} ranks on " + (_on_gpus(ranks, gpus) if gpus else f"{min(ranks, len(cores))} cores"))
-            print(_present(answer) if given.show else _chosen(answer), flush=True)
-    except TuneError as error:
-        print(f"phalanx tune: {error}", file=sys.stderr)
-        return 1
-    if not given.show:
-        print("\nnothing was written" if given.dry_run else f"\nwrote {path}: {_users(path)}")
+            progress.title(f"phalanx tune, {ranks} ranks")
+            reached = partial(_reach, progress, number * seconds, seconds)
+            answer = _run(ranks, cores, plan, path if given.show else None, reached)
+            result["groups"].append({"ranks": ranks} | answer)
+            say(f"\n{ranks} ranks on " + (_on_gpus(ranks, gpus) if gpus else f"{min(ranks, len(cores))} cores"))
+            say(_present(answer) if given.show else _chosen(answer))
+    result["written"] = writes
+    if given.json:
+        print(json.dumps(result, indent=2))
+    elif not given.show:
+        print(f"\nwrote {path}: {_users(path)}" if writes else "\nnothing was written")
     return 0
+
+
+def _reach(progress: Progress, before: float, planned: float, seconds: float) -> None:
+    progress.reach(before + min(seconds, planned))
 
 
 def _users(path: Path | None) -> str:
@@ -113,53 +127,70 @@ def _on_gpus(ranks: int, gpus: list[str]) -> str:
     return f"{len(used)} GPU{'s' if len(used) > 1 else ''}{', shared' if ranks > len(gpus) else ''} ({names})"
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The parser of `phalanx tune`."""
+    made = Parser(
         prog="phalanx tune",
-        description="Measure where one algorithm takes over from another on this host, or on its GPUs, and write the "
-        "table that new groups read. A value replaces the built-in one only if it wins by more than 3 percent.",
+        description="Measure which algorithm is fastest at which size on this host, or on its GPUs, and write the "
+        "table that new groups read. A value replaces the built-in one only if it is faster by more than 3 percent. "
+        "Ctrl-C ends it; what was written for earlier group sizes stays.",
     )
-    add = parser.add_argument
-    add("--device", choices=list(_RANKS), default="cpu", help="whose memory; default cpu")
+    add = made.add_argument
+    add("--device", choices=list(_RANKS), default="cpu", help="memory of the CPU (default) or of NVIDIA GPUs")
     add(
         "--ranks",
         type=_ranks,
         metavar="N,...",
-        help="group sizes; default 2 up to the number of cores, and 4; on GPUs 2 up to their number",
+        help="group sizes to measure (default: 2 up to the number of cores, and 4; with --device cuda 2 up to the "
+        "number of GPUs)",
     )
-    add("--seconds", type=float, default=SECONDS, metavar="S", help=f"for everything together (default {SECONDS:.0f})")
-    add("--largest", type=_size, default="32m", metavar="BYTES", help="of what is reduced (default 32m)")
-    add("--output", type=Path, metavar="FILE", help="another table than the one that groups read")
-    add("--dry-run", action="store_true", help="write nothing")
-    add("--show", action="store_true", help="measure nothing; print the values that groups have now")
-    return parser
+    add(
+        "--seconds",
+        type=positive_number,
+        default=SECONDS,
+        metavar="S",
+        help=f"time for all measurements together (default {SECONDS:.0f})",
+    )
+    add(
+        "--largest",
+        type=_size,
+        default="32m",
+        metavar="BYTES",
+        help="largest input to measure, 64k to 1g (default 32m)",
+    )
+    add(
+        "--output",
+        type=new_file,
+        metavar="FILE",
+        help="write this file (default: the table that new groups read, which is the one of PHALANX_TUNING, else "
+        "phalanx/tuning in the user's cache directory)",
+    )
+    add("--dry-run", action="store_true", help="measure, and write nothing")
+    add("--show", action="store_true", help="measure nothing, and print the values that new groups have now")
+    add("--json", action="store_true", help="print one JSON object instead of text")
+    return made
 
 
 def _ranks(text: str) -> list[int]:
     try:
         sizes = sorted({int(each) for each in text.split(",")})
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers: 2,4") from None
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, such as 2,4; got {text!r}") from None
     if not all(2 <= size <= _MAX_RANKS for size in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r}: a group to tune has 2 to {_MAX_RANKS} ranks")
+        raise argparse.ArgumentTypeError(f"expected 2 to {_MAX_RANKS} ranks, got {text!r}")
     return sizes
 
 
 def _size(text: str) -> int:
-    word = text.lower()
-    try:
-        size = int(word[:-1]) * _UNITS[word[-1]] if word[-1:] in _UNITS else int(word)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size: 65536, 256k, 32m") from None
-    if not 1 << 16 <= size <= 1 << 30:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 64k and 1g")
-    return size // 4096 * 4096
+    return size_between(1 << 16, 1 << 30)(text) // 4096 * 4096
 
 
 # ---- ranks --------------------------------------------------------------------------------------
 
 
-def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None) -> dict[str, Any]:
+def _run(
+    ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None, reached: Callable[[float], None]
+) -> dict[str, Any]:
     """Let ranks do what the plan says, each on a core of its own as far as there are any.
 
     Args:
@@ -167,6 +198,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
         cores: To pin them to, in turns.
         plan: For `_cpu_rank` or `_gpu_rank`.
         table: To be read by the group, instead of the usual one.
+        reached: Called again and again with the seconds that they have run.
 
     Returns:
         What rank 0 says.
@@ -194,7 +226,7 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
                             start_new_session=True,
                         )
                     )
-            _await(processes, time.monotonic() + _START_SECONDS + 5 * plan["seconds"], logs)
+            _await(processes, _START_SECONDS + 5 * plan["seconds"], logs, reached)
             output = processes[0].stdout
             assert output is not None
             answer: dict[str, Any] = json.loads(output.read())
@@ -208,20 +240,24 @@ def _run(ranks: int, cores: list[int], plan: dict[str, Any], table: Path | None)
                     process.stdout.close()
 
 
-def _await(processes: list[subprocess.Popen[str]], deadline: float, logs: list[Path]) -> None:
-    """Wait until all have ended well.
+def _await(
+    processes: list[subprocess.Popen[str]], limit: float, logs: list[Path], reached: Callable[[float], None]
+) -> None:
+    """Wait until all have ended well, for at most so many seconds.
 
     Raises:
         TuneError: One did not.
     """
+    began = time.monotonic()
     while True:
         statuses = [process.poll() for process in processes]
         if any(statuses):
             raise TuneError(_first_cause(processes, logs))
         if all(status == 0 for status in statuses):
             return
-        if time.monotonic() > deadline:
-            raise TuneError("the ranks did not come to an end in time: is the host very busy?")
+        if time.monotonic() > began + limit:
+            raise TuneError(f"measuring timed out after {limit:.0f} s; is the machine overloaded?")
+        reached(time.monotonic() - began)
         time.sleep(0.02)
 
 
@@ -235,7 +271,7 @@ def _first_cause(processes: list[subprocess.Popen[str]], logs: list[Path]) -> st
     for rank, process in enumerate(processes):
         if process.poll():
             words = logs[rank].read_text(errors="replace").strip().splitlines()
-            failed[rank] = words[-1].strip() if words else "it says nothing"
+            failed[rank] = words[-1].strip() if words else "it printed nothing"
     first = min(failed, key=lambda rank: (PeerDeadError.__name__ in failed[rank], rank))
     return f"rank {first} failed: {failed[first]}"
 
@@ -259,9 +295,10 @@ def _chosen(answer: dict[str, Any]) -> str:
             text = "built-in"
             if each["note"]:
                 value, gain = each["note"].split(": ")
-                text += f"; the best other, {_text(int(value))}: {gain}"
+                direction = "slower" if gain.startswith("-") else "faster"
+                text += f" (the best other value, {_text(int(value))}, is {gain[1:]} {direction})"
         else:
-            text = f"built-in {_text(built_in)}; {each['gain']:+.1%} where it matters"
+            text = f"instead of {_text(built_in)}; calls at sizes that this changes are {each['gain']:.1%} faster"
         lines.append(f"  {each['name']:16} {_text(chosen):>6}  {text}")
     return "\n".join(lines)
 
@@ -270,7 +307,4 @@ def _text(size: int) -> str:
     """ "512", "64k", "8m", "never"."""
     if size >= NEVER:
         return "never"
-    for unit in "gmk":
-        if size and size % _UNITS[unit] == 0:
-            return f"{size // _UNITS[unit]}{unit}"
-    return str(size)
+    return short(size)

@@ -4,10 +4,17 @@
 """
 
 import argparse
+from collections.abc import Callable
 from math import prod
 from pathlib import Path
+from typing import TypeVar
 
-from phalanx.tools.verify.sweep import Report, sweep
+from phalanx.core.commands import CommandError, Parser, number_from
+from phalanx.tools._arguments import names_of, new_file, positive_number
+from phalanx.tools._progress import Progress
+from phalanx.tools.verify.dtensor_report import COMPILED, DTensorReport, reasons, table
+
+T = TypeVar("T")
 
 
 def main(argv: list[str]) -> int:
@@ -19,26 +26,90 @@ def main(argv: list[str]) -> int:
     Returns:
         0 if nothing was wrong, else 1.
     """
-    return dtensor(argv[1:]) if argv[:1] == ["dtensor"] else rules(argv)
+    made = parser()
+    given = made.parse_args(argv)
+    return dtensor(given, made) if given.mode == "dtensor" else rules(given)
 
 
-def rules(arguments: list[str]) -> int:
-    """The sweep of the rules, by op."""
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The parser of `phalanx verify`."""
+    made = Parser(
         prog="phalanx verify",
-        description="Check every sharding rule of phalanx.dtensor by brute force against one process.",
-        epilog="`phalanx verify dtensor` runs torch's OpInfo database on DTensors of real ranks instead.",
+        usage="phalanx verify [OPTION ...]\n       phalanx verify dtensor [OPTION ...]",
+        description="Check every sharding rule of phalanx.dtensor by brute force against one process, on simulated "
+        "ranks. The exit status is 1 if a result is wrong.",
     )
-    parser.add_argument("--op", action="append", default=[], help="an op (aten.add.Tensor) or an OpInfo entry (add)")
-    parser.add_argument("--json", type=Path, help="keep the results here, and go on where they end")
-    parser.add_argument("--samples", type=int, default=4, help="samples of each entry and dtype (4)")
-    parser.add_argument("--quiet", action="store_true", help="print only the totals by op")
-    options = parser.parse_args(arguments)
-    report = Report(options.json)
-    ops = [name for name in options.op if name.count(".") == 2 and name.startswith("aten.")]
-    names = [name for name in options.op if name not in ops]
-    sweep(report, names, ops, options.samples, (lambda line: None) if options.quiet else print)
+    made.add_argument(
+        "--op",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="check only this op (aten.add.Tensor) or entry of torch's OpInfo database (add); may be repeated",
+    )
+    made.add_argument(
+        "--samples", type=number_from(1), default=4, metavar="N", help="samples of each entry and dtype (default 4)"
+    )
+    made.add_argument(
+        "--json", type=new_file, metavar="FILE", help="keep the results in this file, and continue where it ends"
+    )
+    made.add_argument("--quiet", action="store_true", help="print only the totals by op")
+    _add_dtensor(made.add_subparsers(dest="mode", metavar="dtensor", parser_class=Parser))
+    return made
+
+
+def _add_dtensor(modes: "argparse._SubParsersAction[Parser]") -> None:
+    made = modes.add_parser(
+        "dtensor",
+        prog="phalanx verify dtensor",
+        help="run torch's OpInfo database on DTensors of real ranks instead (`phalanx verify dtensor --help`)",
+        description="Run torch's OpInfo database on DTensors of real ranks, and compare with one process. The exit "
+        "status is 1 if a result is wrong.",
+    )
+    add = made.add_argument
+    add("--mesh", type=_mesh, metavar="SHAPE", help="shape of the mesh, such as 3 or 2x2 (default 2)")
+    add("--ranks", type=number_from(1), metavar="N", help="number of ranks, for a mesh of one dim")
+    add(
+        "--names",
+        default="",
+        metavar="NAME,...",
+        help="entries (default: all); blocks stands for blocks of models",
+    )
+    add("--sample", type=number_from(0), default=0, metavar="N", help="only N entries, spread evenly (default: all)")
+    add("--samples", type=number_from(1), default=9, metavar="N", help="samples of each entry (default 9)")
+    add("--placings", type=number_from(1), default=10, metavar="N", help="placements of each sample (default 10)")
+    add(
+        "--seconds",
+        type=positive_number,
+        default=12.0,
+        metavar="S",
+        help="begin no further sample of an entry after this time (default 12)",
+    )
+    add("--outcomes", action="store_true", help="let the ranks compare the result of each op with each other")
+    add(
+        "--compile",
+        type=names_of(COMPILED, "backend"),
+        default=(),
+        metavar="NAME,...",
+        help=f"also run compiled, with these backends: {', '.join(COMPILED)}",
+    )
+    add("--json", type=new_file, metavar="FILE", help="keep the results in this file")
+    add("--resume", action="store_true", help="continue where the file of --json ends instead of replacing it")
+    add("--retry", action="store_true", help="with --resume: run again what raised or was wrong")
+    add("--quiet", action="store_true", help="print only the table")
+
+
+def rules(given: argparse.Namespace) -> int:
+    """The sweep of the rules, by op."""
+    from phalanx.tools.verify.sweep import Report, sweep
+
+    report = _kept(given.json, lambda: Report(given.json))
+    ops = [name for name in given.op if name.count(".") == 2 and name.startswith("aten.")]
+    names = [name for name in given.op if name not in ops]
+    with Progress("phalanx verify", 1) as progress:
+        sweep(report, names, ops, given.samples, _nothing if given.quiet else progress.say, progress.reach)
     totals = report.by_op()
+    if given.op and not totals:
+        raise CommandError(f"nothing was checked: no rule or entry is called {' or '.join(map(repr, given.op))}", 2)
     print(f"{'op':48} {'right':>8} {'of them cut':>12} {'wrong':>6}")
     for op, outcome in sorted(totals.items()):
         print(f"{op:48} {outcome.right:8} {outcome.cut:12} {outcome.wrong:6}")
@@ -47,54 +118,50 @@ def rules(arguments: list[str]) -> int:
     right, wrong = (sum(getattr(outcome, field) for outcome in totals.values()) for field in ("right", "wrong"))
     left, refused = sum(report.left.values()), sum(map(len, report.refused.values()))
     print(
-        f"{len(totals)} ops, {right} strategies right, {wrong} wrong; {left} calls left for want of time, "
+        f"{len(totals)} ops, {right} strategies right, {wrong} wrong; {left} calls not checked for lack of time, "
         f"{refused} samples refused by torch"
     )
     return 1 if wrong else 0
 
 
-def dtensor(arguments: list[str]) -> int:
+def dtensor(given: argparse.Namespace, made: argparse.ArgumentParser) -> int:
     """The sweep of DTensor on real ranks, by mesh and kind."""
-    from phalanx.tools.verify.dtensor_report import COMPILED, DTensorReport, reasons, table
     from phalanx.tools.verify.dtensor_sweep import Options, sweep_dtensor
 
-    parser = argparse.ArgumentParser(prog="phalanx verify dtensor", description=dtensor.__doc__)
-    parser.add_argument("--mesh", default="2", help="the mesh: 2, 3, 4, 2x2 (2)")
-    parser.add_argument("--ranks", type=int, help="the number of ranks, if the mesh is not given")
-    parser.add_argument("--names", default="", help="OpInfo entries, with commas between (all); blocks: of models")
-    parser.add_argument("--sample", type=int, default=0, help="only so many entries, spread evenly (all)")
-    parser.add_argument("--samples", type=int, default=9, help="samples of each entry (9)")
-    parser.add_argument("--placings", type=int, default=10, help="placings of each sample (10)")
-    parser.add_argument("--seconds", type=float, default=12.0, help="begin no sample of an entry after so long (12)")
-    parser.add_argument("--outcomes", action="store_true", help="let ranks compare after each op what it came to")
-    parser.add_argument(
-        "--compile", default="", help=f"also compiled, with these, with commas between: {', '.join(COMPILED)}"
-    )
-    parser.add_argument("--json", type=Path, help="keep the results here")
-    parser.add_argument("--resume", action="store_true", help="go on where the file ends; else it is written anew")
-    parser.add_argument("--retry", action="store_true", help="with --resume: run again what raised or was wrong")
-    parser.add_argument("--quiet", action="store_true", help="print only the table")
-    options = parser.parse_args(arguments)
-    mesh = tuple(map(int, options.mesh.split("x")))
-    if options.ranks is not None:
-        size = prod(mesh)
-        if size != options.ranks:
-            if len(mesh) > 1 or "--mesh" in arguments:
-                parser.error(f"a mesh of shape {options.mesh} has {size} ranks, not {options.ranks}")
-            mesh = (options.ranks,)
-    report = DTensorReport(options.json, options.resume)
-    if options.retry:
+    mesh = given.mesh or (given.ranks or 2,)
+    if given.ranks not in (None, prod(mesh)):
+        made.error(f"dtensor: --mesh {'x'.join(map(str, mesh))} has {prod(mesh)} ranks, not {given.ranks}")
+    report = _kept(given.json, lambda: DTensorReport(given.json, given.resume))
+    if given.retry:
         report.forget_failures()
-    names = [name for name in options.names.split(",") if name]
-    show = (lambda line: None) if options.quiet else (lambda line: print(line, flush=True))
-    compiled = tuple(backend for backend in options.compile.split(",") if backend)
-    if set(compiled) - set(COMPILED):
-        parser.error(f"--compile takes {', '.join(COMPILED)}, and not {', '.join(set(compiled) - set(COMPILED))}")
-    chosen = Options(mesh, options.samples, options.placings, options.seconds, options.outcomes, compiled)
-    sweep_dtensor(report, names, options.sample, chosen, show)
+    names = [name for name in given.names.split(",") if name]
+    chosen = Options(mesh, given.samples, given.placings, given.seconds, given.outcomes, given.compile)
+    with Progress("phalanx verify dtensor", 1) as progress:
+        sweep_dtensor(report, names, given.sample, chosen, _nothing if given.quiet else progress.say, progress.reach)
+    if names and not any(report.meshes.values()):
+        raise CommandError(f"nothing was run: no entry is called {' or '.join(map(repr, names))}", 2)
     for records in report.meshes.values():
         for reason, entries in reasons(records).items():
             print(f"not exercised, {reason}: {', '.join(entries)}")
     print("\n".join(table(report)))
     wrong = sum(record.worst == "wrong" for records in report.meshes.values() for record in records.values())
     return 1 if wrong else 0
+
+
+def _kept(path: Path | None, read: Callable[[], T]) -> T:
+    """What a file of an earlier run holds."""
+    try:
+        return read()
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CommandError(f"{path}: not a file that `phalanx verify --json` wrote", 2) from None
+
+
+def _nothing(line: str) -> None:
+    pass
+
+
+def _mesh(text: str) -> tuple[int, ...]:
+    sizes = text.split("x")
+    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise argparse.ArgumentTypeError(f"expected a shape such as 3 or 2x2, got {text!r}")
+    return tuple(map(int, sizes))

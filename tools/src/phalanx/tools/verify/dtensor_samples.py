@@ -18,7 +18,7 @@ from phalanx.tools.verify.simulate import coordinates
 _MOST_ELEMENTS = 20_000
 # Some entries have hundreds of samples.
 _MOST_SEEN = 64
-# More inputs than this are placed alike only: each alone would be too many.
+# More inputs than this all get the same placements: one at a time would be too many.
 _MOST_ALONE = 5
 # Their samples say sizes by numbers, which others would contradict: kernels then read beyond the end.
 _OF_OWN_SIZE = ("_segment_reduce",)
@@ -153,8 +153,8 @@ def _case(sample: Any) -> Case | None:
 def placings(tensors: Sequence[torch.Tensor], mesh: Sequence[int], count: int) -> list[Placed]:
     """Placements of tensors on a mesh, spread evenly over all that are tried.
 
-    On one mesh dim: all tensors cut alike, each alone cut on each of its dims, the first a Partial, nothing cut. On
-    several: pairs of these.
+    On one mesh dim: all tensors cut in the same way, each alone cut on each of its dims, the first a Partial, nothing
+    cut. On several: pairs of these.
 
     Args:
         tensors: The tensors.
@@ -179,7 +179,7 @@ def _single(tensors: Sequence[torch.Tensor]) -> list[tuple[Placement, ...]]:
     if tensors[0].dtype != torch.bool:
         found.append((Partial("sum"), *whole[1:]))
     ranks = max(one.ndim for one in tensors)
-    for back in range(1, ranks + 1):  # alike, as broadcasting aligns dims: counted from the last
+    for back in range(1, ranks + 1):  # the same for all, as broadcasting aligns dims: counted from the last
         found.append(tuple(Shard(one.ndim - back) if one.ndim >= back else Replicate() for one in tensors))
     if 1 < len(tensors) <= _MOST_ALONE:
         for index, one in enumerate(tensors):

@@ -83,6 +83,7 @@ def sweep_dtensor(
     sample: int = 0,
     options: Options | None = None,
     show: Callable[[str], None] = print,
+    reached: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Run entries on a mesh of new processes.
 
@@ -93,6 +94,7 @@ def sweep_dtensor(
         sample: Run only so many of them, spread evenly; 0: all.
         options: How much of each.
         show: Called with each line of progress.
+        reached: Called with how many entries are done, and of how many.
     """
     options = options or Options()
     mesh = "x".join(map(str, options.mesh))
@@ -102,9 +104,19 @@ def sweep_dtensor(
         infos = [infos[index * len(infos) // sample] for index in range(sample)]
     known = report.meshes.get(mesh, {})
     left = [Task(entry_name(one)) for one in infos if entry_name(one) not in known]
-    while left:
-        with _Processes(options, left) as processes:
-            left = processes.follow(left, report, mesh, show)
+    before = len(infos) - len(left)
+
+    def put(name: str, record: Record) -> None:
+        report.put(mesh, name, record)
+        reached(len(report.meshes[mesh]) - len(known) + before, len(infos))
+        for line in lines_of(name, record):
+            show(line)
+
+    try:
+        while left:
+            with _Processes(options, left) as processes:
+                left = processes.follow(left, report, put)
+    finally:
         report.save()
 
 
@@ -121,25 +133,44 @@ class _Processes:
             context.Process(target=_rank, args=(rank, *arguments, writer if rank == 0 else None), daemon=True)
             for rank in range(size)
         ]
-        for one in self._ranks:
-            one.start()
-        writer.close()
+        self._writer = writer
 
     def __enter__(self) -> "_Processes":
+        # A terminal sends these to every process, and this one alone is to answer: ranks are born with them blocked.
+        unblocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+        try:
+            for one in self._ranks:
+                one.start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+        except BaseException:
+            self.__exit__(BaseException)
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
+            self._writer.close()
         return self
 
-    def __exit__(self, *error: object) -> None:
-        for one in self._ranks:
-            one.join(2.0)
+    def __exit__(self, kind: type[BaseException] | None = None, *error: object) -> None:
+        ranks = [one for one in self._ranks if one.pid is not None]
+        deadline = time.monotonic() + (2.0 if kind is None else 0.0)
+        for one in ranks:
+            one.join(max(0.0, deadline - time.monotonic()))
+        for one in ranks:  # all at once: a rank that sees another one go prints an error
             if one.is_alive():
                 one.kill()
-                one.join()
+        for one in ranks:
+            one.join()
             one.close()
         self._reader.close()
         self._directory.cleanup()
 
-    def follow(self, tasks: list[Task], report: DTensorReport, mesh: str, show: Callable[[str], None]) -> list[Task]:
+    def follow(self, tasks: list[Task], report: DTensorReport, put: Callable[[str, Record], None]) -> list[Task]:
         """Take the records that rank 0 sends, until the ranks are done or have to be replaced.
+
+        Args:
+            tasks: What is to be done.
+            report: Is saved now and then.
+            put: Called with each entry and its record.
 
         Returns:
             What is left to do.
@@ -168,9 +199,7 @@ class _Processes:
                 rest = left[1:]
             else:
                 rest = None
-            report.put(mesh, task.name, message.record)
-            for line in lines_of(task.name, message.record):
-                show(line)
+            put(task.name, message.record)
             if rest is not None:
                 return rest
             left.pop(0)
@@ -185,6 +214,7 @@ class _Processes:
 
 def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Task], writer: Any) -> None:
     _end_with_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     # For who asks what a rank is at: kill -USR1.
@@ -273,7 +303,7 @@ class _Entry:
         for number, case in enumerate(found):
             _, go_on = self.ranks.worst("right", time.monotonic() < deadline)
             if not go_on:
-                self.record.note(f"{len(found) - number} of {len(found)} samples left for want of time")
+                self.record.note(f"{len(found) - number} of {len(found)} samples not tried for lack of time")
                 break
             self._sample(case)
 

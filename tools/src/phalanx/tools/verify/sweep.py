@@ -200,6 +200,7 @@ def sweep(
     ops: Sequence[str] = (),
     sample_count: int = 4,
     show: Callable[[str], None] = print,
+    reached: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Check what the samples of torch's OpInfo database call, and the hand-made samples.
 
@@ -209,6 +210,7 @@ def sweep(
         ops: Ops to check (`aten.add.Tensor`); all that have a rule if empty.
         sample_count: How many samples of each entry and dtype.
         show: Called with each line of progress.
+        reached: Called with how many entries are done, and of how many.
     """
     from phalanx.tools.verify.samples import samples
 
@@ -218,20 +220,22 @@ def sweep(
         for op, args, kwargs in samples():
             calls.see(op, args, kwargs)
         _run_entry(report, "samples", calls, show, 600.0)
-    for info in op_database():
-        for dtype in (torch.float32, torch.int64):
-            entry = f"{entry_name(info)} {str(dtype)[6:]}"
-            if entry in report.entries or (names and info.name not in names) or dtype not in info.dtypes:
-                continue
-            calls = Calls(ops, seen)
-            torch.manual_seed(3)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                try:
-                    record(info, dtype, calls, sample_count)
-                except Exception as error:  # of the generator of the samples
-                    calls.refuse(error)
-                _run_entry(report, entry, calls, show)
+    infos = [info for info in op_database() if not names or info.name in names]
+    entries = [(info, dtype) for info in infos for dtype in (torch.float32, torch.int64) if dtype in info.dtypes]
+    for done, (info, dtype) in enumerate(entries):
+        reached(done, len(entries))
+        entry = f"{entry_name(info)} {str(dtype)[6:]}"
+        if entry in report.entries:
+            continue
+        calls = Calls(ops, seen)
+        torch.manual_seed(3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                record(info, dtype, calls, sample_count)
+            except Exception as error:  # of the generator of the samples
+                calls.refuse(error)
+            _run_entry(report, entry, calls, show)
 
 
 def _run_entry(report: Report, entry: str, calls: Calls, show: Callable[[str], None], deadline_s: float = 60.0) -> None:
@@ -241,7 +245,7 @@ def _run_entry(report: Report, entry: str, calls: Calls, show: Callable[[str], N
     wrong = sum(one.wrong for one in found.values())
     right = sum(one.right for one in found.values())
     if right or wrong or left or calls.refused:
-        more = f", {left} calls left for want of time" if left else ""
+        more = f", {left} calls not checked for lack of time" if left else ""
         more += f", {len(calls.refused)} samples refused by torch ({calls.refused[0]})" if calls.refused else ""
         show(f"{entry}: {right} right, {wrong} wrong{more}")
     for one in found.values():

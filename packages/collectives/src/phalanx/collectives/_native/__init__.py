@@ -5,7 +5,6 @@ build` compiles them for the installed torch.
 """
 
 import argparse
-import sys
 from collections.abc import Iterable
 from functools import cache
 from importlib.metadata import entry_points
@@ -15,6 +14,7 @@ from typing import Any
 from phalanx.collectives._op_table import OPS
 from phalanx.collectives.extension import Extension
 from phalanx.core import load_torch_ops
+from phalanx.core.commands import CommandError, Parser
 
 _HERE = Path(__file__).parent
 _FUNCTIONS = "kernel_of", "wait_storage", "last_error", "all_reduce", "take_interrupted"  # of phalanx_torch.h
@@ -64,6 +64,18 @@ def loaded() -> Any:
     return _loaded[0] if _loaded else None
 
 
+def parser() -> argparse.ArgumentParser:
+    """The parser of `phalanx build`."""
+    made = Parser(
+        prog="phalanx build",
+        description="Compile the native fast path of phalanx.collectives, and of phalanx.dtensor where it is "
+        "installed, for the installed torch: calls are some microseconds faster with it, and work the same without it. "
+        "Each module takes about a minute. The exit status is 1 if a module cannot be compiled.",
+    )
+    made.add_argument("--force", action="store_true", help="compile again what is already compiled")
+    return made
+
+
 def main(argv: list[str]) -> int:
     """`phalanx build`.
 
@@ -73,24 +85,19 @@ def main(argv: list[str]) -> int:
     Returns:
         Exit status: 1 if a module cannot be built.
     """
-    parser = argparse.ArgumentParser(
-        prog="phalanx build",
-        description="Compile, for the torch that is installed, what takes a few microseconds off each collective. "
-        "Without it everything works the same.",
-    )
-    parser.add_argument("--force", action="store_true", help="compile again what is there")
-    force = parser.parse_args(argv).force
-    status = 0
+    force = parser().parse_args(argv).force
+    failures: dict[str, None] = {}
     # Packages above this one add their own.
     for make in (ensure, *(point.load() for point in entry_points(group="phalanx.builds"))):
         try:
-            path, was_there = make(force)
+            path, existed = make(force)
         except (RuntimeError, OSError) as error:
-            print(f"phalanx build: {error}", file=sys.stderr)
-            status = 1
+            failures[str(error)] = None  # modules that fail for one reason are one failure
         else:
-            print(f"{path} is there" if was_there else path)
-    return status
+            print(f"already compiled: {path}" if existed else f"compiled: {path}", flush=True)
+    if failures:
+        raise CommandError("\n".join(failures))
+    return 0
 
 
 def ensure(force: bool) -> tuple[Path, bool]:
