@@ -93,7 +93,9 @@ def in_each_form(x, expected, rank):
     assert same(torch.ops.phalanx.blocking_all_reduce(x, "sum", group.group_name), expected)
     pc.all_reduce_(z := x.clone(), "sum", group)
     assert same(z, expected)
-    for one, other in zip(pc.all_reduce_coalesced([x[:100], x[100:]], "sum", group), expected.split([100, COUNT - 100])):
+    for one, other in zip(
+        pc.all_reduce_coalesced([x[:100], x[100:]], "sum", group), expected.split([100, COUNT - 100])
+    ):
         assert same(one, other)
     if rank == 0:
         dist.reduce(w := x.clone(), 0)
@@ -135,7 +137,7 @@ def test_a_sum_has_the_same_bits(claim):
 
 def sum_of(rank, size, count):
     join(rank, size)
-    mine = in_order([each[:count] for each in parts(torch.float32, 4)[rank :: size]])
+    mine = in_order([each[:count] for each in parts(torch.float32, 4)[rank::size]])
     total = summed(mine)
     dist.destroy_process_group()
     return total

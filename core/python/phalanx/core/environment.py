@@ -10,7 +10,7 @@ class Variable:
     """One environment variable.
 
     Attributes:
-        name: Its name, which begins with PHALANX_.
+        name: Its name, which begins with ``PHALANX_``.
         reader: The distribution that reads it; "internal" if only tests and developers of Phalanx set it.
         values: The accepted values, in words.
         default: What holds where it is not set, in words.
