@@ -193,12 +193,13 @@ struct CUDAHooks final : CUDAHooksInterface {
   Allocator *getCUDADeviceAllocator() const override { return GetAllocator(DeviceType::CUDA); }
   void deviceSynchronize(DeviceIndex index) const override { fake_torch::wait_for_device(index); }
 };
-REGISTER_CUDA_HOOKS(CUDAHooks);
+// Above those of a torch that was built for CUDA.
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks);
 
 namespace {
 
-// Whoever asked torch for its hooks before this library was there has made torch keep those of a build without CUDA.
-// They have no members, as ours have none, so they become ours by their table of functions.
+// Whoever asked torch for its hooks before this library was there has made torch keep those of its build, without CUDA
+// or without a GPU. They have no members, as ours have none, so they become ours by their table of functions.
 const bool replaced = [] {
   const CUDAHooksInterface &kept = detail::getCUDAHooks();
   if (kept.hasCUDA()) return false;
