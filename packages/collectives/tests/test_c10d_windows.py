@@ -63,7 +63,7 @@ def ring(rank, size):
         assert (tensor[others] == -1).all()  # nothing else was written
         assert window.map_remote_tensor(right)[rank].tolist() == [30 + rank] * 50  # that is there
         assert torch.equal(window.map_remote_tensor(rank), tensor)
-        assert window.get_attr(right).access_type.name == "WIN_ACCESS_TYPE_UNIFIED"
+        assert window.get_attr(right).access_type.name == "UNIFIED"
         dist.barrier()
         window.tensor_deregister()
     dist.destroy_process_group()
@@ -169,6 +169,7 @@ def wrong(rank, size):
         with pytest.raises(InvalidArgumentError, match=text):
             call()
     assert not tensor.any()
+    dist.barrier()
     window.put(plain, peer, 0, False)  # what was refused has sent no signal
     window.wait_signal(peer, False)
     assert tensor.tolist() == [1] * 16

@@ -65,10 +65,10 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t> &ra
     if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) == ranks_to_exclude.end())
       positions.push_back(rank);
   for (const int64_t rank : ranks_to_exclude)
-    TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "shrink: rank ", rank, " is not in group '", engine_->name(),
-                      "', which has ranks 0 to ", size_ - 1);
-  TORCH_CHECK_VALUE(std::find(positions.begin(), positions.end(), rank_) != positions.end(), "shrink: this rank (",
-                    rank_, ") is among the ranks to exclude; only those that stay may call it");
+    require(rank >= 0 && rank < size_, "shrink: rank ", rank, " is not in group '", engine_->name(),
+            "', which has ranks 0 to ", size_ - 1);
+  require(std::find(positions.begin(), positions.end(), rank_) != positions.end(), "shrink: this rank (", rank_,
+          ") is among the ranks to exclude; only those that stay may call it");
   const Milliseconds timeout = options ? limited(options->timeout) : Milliseconds(timeout_ms_.load());
   if (shrink_flags != 0) abort();
   return membership_.shrink(positions, timeout);
