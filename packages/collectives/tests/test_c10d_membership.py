@@ -97,12 +97,12 @@ def changes(rank, size):
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_ranks_go_and_come_and_split_and_merge():
+def test_ranks_go_and_come_and_split_and_merge():  # P31
     run_groups(changes, 4, timeout=120)
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_ranks_on_several_hosts_go_and_come():
+def test_ranks_on_several_hosts_go_and_come():  # P31
     needs_ucx()
     env = [{"PHALANX_HOST_ID": str(7 + rank // 2)} for rank in range(4)]
     run_groups(changes, 4, env=env, timeout=160)
@@ -120,7 +120,7 @@ def apart_without_ucx(rank, size):
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_hosts_without_ucx_cannot_meet():
+def test_hosts_without_ucx_cannot_meet():  # P31
     run_groups(apart_without_ucx, 2, env=apart(2))
 
 
@@ -142,7 +142,7 @@ def aborted(rank, size):
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_a_group_that_was_aborted_goes_on_with_new_ranks():
+def test_a_group_that_was_aborted_goes_on_with_new_ranks():  # P32
     run_groups(aborted, 3)
 
 
@@ -169,7 +169,7 @@ def replaced(rank, size):
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_a_new_process_takes_the_place_of_one_that_was_killed():
+def test_a_new_process_takes_the_place_of_one_that_was_killed():  # P32
     run_groups(replaced, 5, expect_exit={1: -signal.SIGKILL}, timeout=120)
 
 
@@ -193,7 +193,7 @@ def refused(rank, size):
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_wrong_handles_and_used_uuids_are_refused_and_the_group_stays():
+def test_wrong_handles_and_used_uuids_are_refused_and_the_group_stays():  # P33
     run_groups(refused, 2)
 
 
@@ -212,7 +212,7 @@ def missing(rank, size):
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_a_process_that_does_not_come_is_named_and_the_group_stays():
+def test_a_process_that_does_not_come_is_named_and_the_group_stays():  # P33
     run_groups(missing, 3)
 
 
@@ -239,7 +239,7 @@ def symmetric(rank, size):
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_symmetric_memory_follows_the_ranks():
+def test_symmetric_memory_follows_the_ranks():  # P31
     pytest.importorskip("phalanx.symm_mem")
     run_groups(symmetric, 2)
 
@@ -271,7 +271,7 @@ def again_and_again(rank, size):
 
 
 @pytest.mark.usefixtures("_reconfigure")
-def test_nothing_stays_of_the_ranks_before():
+def test_nothing_stays_of_the_ranks_before():  # P34
     run_groups(again_and_again, 2, timeout=120)
 
 
@@ -302,7 +302,7 @@ def shrinks(rank, size):
     dist.destroy_process_group()
 
 
-def test_shrink_group_leaves_ranks_out():
+def test_shrink_group_leaves_ranks_out():  # P35
     run_groups(shrinks, 4)
 
 
@@ -323,7 +323,7 @@ def shrinks_after_a_death(rank, size):
     dist.destroy_process_group()
 
 
-def test_the_others_go_on_without_a_rank_that_was_killed():
+def test_the_others_go_on_without_a_rank_that_was_killed():  # P35
     run_groups(shrinks_after_a_death, 3, expect_exit={1: -signal.SIGKILL})
 
 
@@ -340,5 +340,5 @@ def refused_shrinks(rank, size):
     dist.destroy_process_group()
 
 
-def test_ranks_that_shrink_must_stay_and_those_that_go_must_be_there():
+def test_ranks_that_shrink_must_stay_and_those_that_go_must_be_there():  # P35
     run_groups(refused_shrinks, 2)

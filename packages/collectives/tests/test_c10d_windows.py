@@ -70,7 +70,7 @@ def ring(rank, size):
 
 
 @pytest.mark.usefixtures("_symm_mem")
-def test_what_was_put_is_there_after_the_signal():
+def test_what_was_put_is_there_after_the_signal():  # P36
     run_groups(ring, 3)
 
 
@@ -109,7 +109,7 @@ def signals(rank, size):
 
 
 @pytest.mark.usefixtures("_symm_mem")
-def test_signals_are_counted_and_belong_to_a_window():
+def test_signals_are_counted_and_belong_to_a_window():  # P36
     run_groups(signals, 2)
 
 
@@ -130,7 +130,7 @@ def differing(rank, size):
 
 
 @pytest.mark.usefixtures("_symm_mem")
-def test_windows_of_ranks_may_differ():
+def test_windows_of_ranks_may_differ():  # P36
     run_groups(differing, 2)
 
 
@@ -178,7 +178,7 @@ def wrong(rank, size):
 
 
 @pytest.mark.usefixtures("_symm_mem")
-def test_wrong_arguments_are_refused_and_nothing_is_sent():
+def test_wrong_arguments_are_refused_and_nothing_is_sent():  # P37
     run_groups(wrong, 2)
 
 
@@ -199,7 +199,7 @@ def late_or_dead(rank, size):
 
 
 @pytest.mark.usefixtures("_symm_mem")
-def test_a_rank_whose_signal_does_not_come_is_named():
+def test_a_rank_whose_signal_does_not_come_is_named():  # P37
     run_groups(late_or_dead, 2, expect_exit={1: -signal.SIGKILL}, timeout=25)
 
 
@@ -227,7 +227,7 @@ def hooks(rank, size):
     dist.destroy_process_group()
 
 
-def test_hooks_before_and_after_calls_are_run():
+def test_hooks_before_and_after_calls_are_run():  # P38
     run_groups(hooks, 2)
 
 
@@ -262,7 +262,7 @@ def abort_hooks(rank, size, cause):
 
 
 @pytest.mark.parametrize("cause", ["abort", "death", "mismatch"])
-def test_abort_hooks_are_run_once_when_the_group_fails(cause):
+def test_abort_hooks_are_run_once_when_the_group_fails(cause):  # P38
     run_groups(abort_hooks, 2, cause, expect_exit={1: -signal.SIGKILL} if cause == "death" else None)
 
 
@@ -276,7 +276,7 @@ def no_abort(rank, size):
     assert ran == []
 
 
-def test_the_end_of_a_group_is_no_failure():
+def test_the_end_of_a_group_is_no_failure():  # P38
     run_groups(no_abort, 2)
 
 
@@ -307,7 +307,7 @@ def longer(rank, size):
     dist.destroy_process_group()
 
 
-def test_a_timeout_can_be_longer_for_a_while():
+def test_a_timeout_can_be_longer_for_a_while():  # P39
     run_groups(longer, 2)
 
 

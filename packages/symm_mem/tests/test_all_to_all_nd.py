@@ -46,11 +46,11 @@ def exchanges(rank, size):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_blocks_come_from_all_ranks_in_order(size):
+def test_blocks_come_from_all_ranks_in_order(size):  # M40
     run_ranks(exchanges, size)
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_refused():  # M40
     with symm_mem.rank_context():
         symm_mem.set_group_info("tp", 0, 2, MemoryStore())
         tensor = symm_mem.empty(4, 6)
@@ -77,7 +77,7 @@ def test_what_does_not_fit_is_refused():
                 op(torch.empty(4, 6), torch.empty(8, 4), 1, 0, "tp")
 
 
-def test_partials_are_added_as_the_core_adds_them():
+def test_partials_are_added_as_the_core_adds_them():  # M40
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
         partials = torch.randn(3, 5, 7, generator=torch.Generator().manual_seed(0)).to(dtype)
         wide = torch.float32 if dtype.itemsize == 2 else dtype

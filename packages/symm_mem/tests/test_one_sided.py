@@ -41,7 +41,7 @@ def passes_on(rank, world_size):
     whole.barrier()
 
 
-def test_what_was_put_is_there_after_the_wait():  # M24 M27
+def test_what_was_put_is_there_after_the_wait():  # M24 M27 M40
     run_ranks(passes_on, 3)
 
 
