@@ -41,6 +41,8 @@ def libraries() -> tuple[Path, Path]:
         raise CannotBuild("no C++ compiler (c++, g++ or clang++)")
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         raise CannotBuild(f"torch {torch.__version__}, which does not tell its current stream without CUDA; 2.13 does")
+    if torch.version.cuda is not None and platform.machine() != "x86_64":  # see `redirected` in device.cpp
+        raise CannotBuild(f"torch {torch.__version__} is built for CUDA, and {platform.machine()} is not x86_64")
     home = Path(torch.__file__).parent
     if not (home / "include/ATen/ATen.h").is_file():
         raise CannotBuild(f"torch has come without its headers ({home / 'include'})")

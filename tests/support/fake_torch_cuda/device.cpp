@@ -2,6 +2,9 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstring>
 #include <mutex>
@@ -208,6 +211,30 @@ const bool replaced = [] {
   std::memcpy(const_cast<void *>(static_cast<const void *>(&kept)), static_cast<const void *>(&ours), sizeof(void *));
   return true;
 }();
+
+#if defined(__x86_64__)
+int32_t current_stream_of(int32_t device, void **stream) {
+  *stream = fake_torch::handle_of(fake_torch::current_stream(static_cast<DeviceIndex>(device)));
+  return 0;
+}
+
+// A torch that was built for CUDA tells C libraries its current stream by a function that asks the runtime of CUDA,
+// which has no GPU. The function begins with a jump to ours.
+const bool redirected = [] {
+  void *const torch_cuda = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  void *const function = torch_cuda == nullptr ? nullptr : dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream");
+  if (function == nullptr) return false;
+  unsigned char jump[12] = {0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0};  // mov rax, ADDRESS; jmp rax
+  const auto target = reinterpret_cast<uintptr_t>(&current_stream_of);
+  std::memcpy(jump + 2, &target, sizeof(target));
+  const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t start = reinterpret_cast<uintptr_t>(function) / page_bytes * page_bytes;
+  TORCH_CHECK(mprotect(reinterpret_cast<void *>(start), 2 * page_bytes, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
+  std::memcpy(function, jump, sizeof(jump));
+  TORCH_CHECK(mprotect(reinterpret_cast<void *>(start), 2 * page_bytes, PROT_READ | PROT_EXEC) == 0);
+  return true;
+}();
+#endif
 
 }  // namespace
 }  // namespace at
