@@ -41,6 +41,21 @@ void AbortHooks::reset() {
   has_run_ = false;
 }
 
+void Backend::take(Roster roster) {
+  ranks_ = std::move(roster.ranks);
+  store_ = std::move(roster.store);
+  engine_ = std::move(roster.engine);
+  engine_->set_timeout(Milliseconds(timeout_ms_.load()));
+  engine_->set_abort_hooks(abort_hooks_);
+  abort_hooks_->reset();
+  sequence_ = 0;
+  messages_ = 0;
+  monitored_ = 0;
+  coalescing_ = false;
+  coalesced_.clear();
+  posted_.clear();
+}
+
 c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t> &ranks_to_exclude, int shrink_flags,
                                                   const c10::intrusive_ptr<Options> &options) {
   std::vector<int64_t> positions;
@@ -58,23 +73,6 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t> &ra
 }
 
 #ifdef C10D_BACKEND_HAS_RECONFIGURE
-void Backend::take(Roster roster) {
-  rank_ = roster.rank;
-  size_ = static_cast<int>(roster.ranks.size());
-  ranks_ = std::move(roster.ranks);
-  store_ = std::move(roster.store);
-  engine_ = std::move(roster.engine);
-  engine_->set_timeout(Milliseconds(timeout_ms_.load()));
-  engine_->set_abort_hooks(abort_hooks_);
-  abort_hooks_->reset();
-  sequence_ = 0;
-  messages_ = 0;
-  monitored_ = 0;
-  coalescing_ = false;
-  coalesced_.clear();
-  posted_.clear();
-}
-
 C10dWork Backend::reconfigure(const c10d::ReconfigureOptions &opts) {
   std::vector<std::string> handles;
   const bool ordered = std::holds_alternative<std::vector<std::string>>(opts.handles);
@@ -83,6 +81,8 @@ C10dWork Backend::reconfigure(const c10d::ReconfigureOptions &opts) {
   Roster roster = membership_.reconfigure(opts.uuid, handles, ordered, timeout);
   const auto before = std::exchange(engine_, roster.engine);
   before->close();  // works that are under way end as they would at the end of the group
+  rank_ = roster.rank;  // constants before torch 2.14
+  size_ = static_cast<int>(roster.ranks.size());
   take(std::move(roster));
   engine_->group(timeout, "phalanx:reconfigure");
   return work_of({});
