@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <cstring>
 #include <mutex>
@@ -200,6 +201,10 @@ struct CUDAHooks final : CUDAHooksInterface {
 C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks);
 
 namespace {
+
+// DDP has no timer for these GPUs, where a torch that was built for CUDA has one that asks the runtime of CUDA.
+const c10d::RegistererTimerRegistry no_timer(DeviceType::CUDA, c10::REGISTRY_PREFERRED, c10d::TimerRegistry(),
+                                             [](c10::Device) { return std::unique_ptr<c10d::Timer>(); });
 
 // Whoever asked torch for its hooks before this library was there has made torch keep those of its build, without CUDA
 // or without a GPU. They have no members, as ours have none, so they become ours by their table of functions.

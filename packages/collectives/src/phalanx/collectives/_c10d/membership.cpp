@@ -80,7 +80,7 @@ C10dWork Backend::reconfigure(const c10d::ReconfigureOptions &opts) {
   const Milliseconds timeout = opts.timeout ? limited(*opts.timeout) : Milliseconds(timeout_ms_.load());
   Roster roster = membership_.reconfigure(opts.uuid, handles, ordered, timeout);
   const auto before = std::exchange(engine_, roster.engine);
-  before->close();  // works that are under way end as they would at the end of the group
+  before->close();      // works that are under way end as they would at the end of the group
   rank_ = roster.rank;  // constants before torch 2.14
   size_ = static_cast<int>(roster.ranks.size());
   take(std::move(roster));
