@@ -21,7 +21,7 @@ _HERE = Path(__file__).resolve().parent
 _CORE = _HERE.parents[2] / "core"
 _DRIVER = _CORE / "tests" / "fake_cuda"
 _DRIVER_FLAGS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fno-math-errno", "-D_GNU_SOURCE")
-_DEVICE_FLAGS = ("-std=c++20", "-O0")
+_DEVICE_FLAGS = ("-std=c++20", "-O0", *(["-DTORCH_BUILT_FOR_CUDA"] if torch.version.cuda else []))
 
 
 class CannotBuild(Exception):

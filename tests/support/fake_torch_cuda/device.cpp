@@ -217,7 +217,7 @@ const bool replaced = [] {
   return true;
 }();
 
-#if defined(__x86_64__)
+#if defined(TORCH_BUILT_FOR_CUDA)
 int32_t current_stream_of(int32_t device, void **stream) {
   *stream = fake_torch::handle_of(fake_torch::current_stream(static_cast<DeviceIndex>(device)));
   return 0;
