@@ -27,7 +27,16 @@ import pytest
 import compiled
 from ranks import run_ranks, scratch
 
-__all__ = ["apart", "everybody_is_done", "has_compiler", "join", "native_folder", "needs_ucx", "run_groups"]
+__all__ = [
+    "apart",
+    "everybody_is_done",
+    "has_compiler",
+    "join",
+    "native_folder",
+    "needs_torch",
+    "needs_ucx",
+    "run_groups",
+]
 
 
 def apart(size: int) -> list[dict[str, str]]:
@@ -43,6 +52,14 @@ def needs_ucx() -> None:
     """Skip the test where there is no UCX, which groups on several hosts need."""
     if not os.environ.get("PHALANX_UCX") and ctypes.util.find_library("ucp") is None:
         pytest.skip("needs UCX (Debian: libucx0)")
+
+
+def needs_torch(major: int, minor: int, what: str) -> None:
+    """Skip the test where torch is older than this version, which is the first that has what the test is about."""
+    import torch
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (major, minor):
+        pytest.skip(f"needs torch {major}.{minor}, which has {what}")
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -216,11 +217,22 @@ def everything(rank, size):
     join(rank, size)
     plain(rank, size)
     hooks(rank, size)
-    in_backward(rank, size)
     mixed_precision(rank, size)
     uneven_inputs(rank, size)
     dist.destroy_process_group()
 
 
-def test_ddp_computes_what_one_process_computes():  # P18 to P22
+def test_ddp_computes_what_one_process_computes():  # P18 to P20 P22
     run_groups(everything, 2, timeout=90)
+
+
+def optimizes_in_backward(rank, size):
+    join(rank, size)
+    in_backward(rank, size)
+    dist.destroy_process_group()
+
+
+def test_an_optimizer_runs_within_the_backward_pass():  # P21
+    if torch.version.cuda is not None and not torch.cuda.is_available():
+        pytest.skip("needs a GPU: in a torch that was built for CUDA, DDP makes a stream of one for it")
+    run_groups(optimizes_in_backward, 2, timeout=90)

@@ -3,7 +3,17 @@
 import pytest
 import torch
 
-from phalanx.dtensor import AbstractMesh, Partial, Replicate, Shard, _factories
+from phalanx.dtensor import (
+    AbstractMesh,
+    Partial,
+    Replicate,
+    Shard,
+    StridedShard,
+    _factories,
+    distribute_tensor,
+    linspace,
+    logspace,
+)
 from ranks import run_ranks
 
 
@@ -33,6 +43,33 @@ def test_tensors_are_made_uneven_and_over_meshes_of_two_dims():
         assert shape == (4, 2) and is_mesh
 
 
+def _spaces(rank, world_size):
+    mesh = torch.distributed.init_device_mesh("cpu", (2, 2))
+    for placements in (
+        [Shard(0), Shard(0)],
+        [Replicate(), Shard(0)],
+        [StridedShard(0, split_factor=2), Shard(0)],
+        None,
+    ):
+        for arguments, named in (((-1, 1.0, 11), {}), ((0.0, 9, 4), {"dtype": torch.bfloat16}), ((1j, 2, 5), {}),
+                                 ((3, 3, 1), {}), ((0, 7, 0), {}), ((0, 10, 11), {"dtype": torch.int64})):  # fmt: skip
+            for ours, theirs in ((linspace, torch.linspace), (logspace, torch.logspace)):
+                if ours is logspace and (arguments[1] == 10 or arguments[0] == 1j):
+                    continue
+                wanted = theirs(*arguments, **named)
+                made = ours(*arguments, **named, device_mesh=mesh, placements=placements)
+                assert made.dtype is wanted.dtype and torch.equal(made.full_tensor(), wanted)
+                assert placements is None or len(placements) == len(made.placements)
+    ends = torch.tensor(1.0), distribute_tensor(torch.tensor(3.0), mesh, [Replicate()] * 2)
+    grown = logspace(*ends, 3, 2.0, device_mesh=mesh, placements=[Shard(0), Replicate()], requires_grad=True)
+    assert grown.requires_grad and grown.full_tensor().tolist() == [2, 4, 8]
+    assert grown.to_local().shape == ((2,), (2,), (1,), (1,))[rank]
+
+
+def test_values_in_equal_steps_are_those_of_torch_whatever_the_placements_are():
+    run_ranks(_spaces, 4, start_torch=True)
+
+
 def test_a_rank_outside_the_mesh_has_an_empty_local_tensor():
     made = _factories.randn(8, 3, device_mesh=AbstractMesh((4,), None), placements=[Shard(0)])
     assert made.shape == (8, 3) and made._local_tensor.shape == (0,)
@@ -52,5 +89,7 @@ def test_wrong_arguments_say_what_to_write():
         _factories.zeros(4, device_mesh=mesh, layout=torch.sparse_coo)
     with pytest.raises(RuntimeError, match="float32"):
         _factories.rand(4, device_mesh=mesh, dtype=torch.int64)
+    with pytest.raises(ValueError, match="tensors without dims"):
+        linspace(torch.zeros(1), 1, 3, device_mesh=mesh)
     with pytest.raises(RuntimeError, match="no mesh was given"):
         _factories.zeros(4)

@@ -86,6 +86,12 @@ def scatters(rank, size, name):
         outs = [torch.empty(size * 2, 2, dtype=dtype, device="cuda")] * (rank == 1)
         ops.reduce_scatter_offset(x, outs, name, 1, [2], [1])
         assert all(torch.equal(each.cpu(), total[:, :2]) for each in outs)
+        columns = torch.empty(size * size * 2, 3, dtype=dtype, device="cuda")
+        symm_mem.all_to_all_nd(x, columns, 1, 0, group=name)
+        assert torch.equal(columns.cpu(), torch.cat([part[:, 3 * rank : 3 * rank + 3] for part in parts]))
+        row = torch.empty(size * 3, dtype=dtype, device="cuda")
+        symm_mem.get(row, symm_mem.rendezvous(x, name), (rank + 1) % size, offset=size * 3)
+        assert torch.equal(row.cpu(), parts[(rank + 1) % size][1])
     through()
 
 

@@ -1,4 +1,4 @@
-"""put_signal and wait_signal of the module: data and the news of it."""
+"""get, put_signal and wait_signal of the module: data and the news of it."""
 
 import pytest
 import torch
@@ -29,9 +29,19 @@ def passes_on(rank, world_size):
     symm_mem.wait_signal(whole, previous)
     assert tensor.view(torch.int64)[0, 0] == 7 + previous
     whole.barrier()
+    tensor.copy_(torch.arange(24.0).view(2, 12) + 100 * rank)
+    whole.barrier()
+    for peer in range(world_size):
+        got = torch.empty(2, 3)
+        symm_mem.get(got, whole, peer, offset=4)
+        assert torch.equal(got, torch.arange(4.0, 10.0).view(2, 3) + 100 * peer)
+        symm_mem.get(got[0], half, peer)  # from where the handle's tensor starts
+        assert got[0].tolist() == [12 + 100 * peer, 13 + 100 * peer, 14 + 100 * peer]
+    symm_mem.get(torch.empty(0), whole, previous, 24)
+    whole.barrier()
 
 
-def test_what_was_put_is_there_after_the_wait():  # M24 M27
+def test_what_was_put_is_there_after_the_wait():  # M24 M27 M40
     run_ranks(passes_on, 3)
 
 
@@ -48,6 +58,14 @@ def test_what_does_not_fit_is_refused_and_nothing_is_sent():
             (lambda: symm_mem.put_signal(torch.ones(1, device="meta"), handle, 0), "src is on meta"),
             (lambda: symm_mem.put_signal([1.0], handle, 0), r"src is \[1.0\]; give a tensor"),
             (lambda: symm_mem.put_signal(torch.ones(1), tensor, 0), "hdl is a Tensor"),
+            (lambda: symm_mem.get(torch.ones(5), handle, 0), "need 20 bytes"),
+            (lambda: symm_mem.get(torch.ones(2), handle, 0, 3), "need 20 bytes"),
+            (lambda: symm_mem.get(torch.ones(2), handle, 0, -1), "offset is -1"),
+            (lambda: symm_mem.get(torch.ones(1), odd, 0), "no multiple of the 4 bytes"),
+            (lambda: symm_mem.get(torch.ones(1), handle, 1), "rank is 1"),
+            (lambda: symm_mem.get(torch.ones(4)[::2], handle, 0), "give a contiguous tensor on cpu"),
+            (lambda: symm_mem.get(torch.ones(1, device="meta"), handle, 0), "dst is on meta"),
+            (lambda: symm_mem.get(torch.ones(1), tensor, 0), "hdl is a Tensor"),
             (lambda: symm_mem.wait_signal("tp", 0), "hdl is a str"),
             (lambda: symm_mem.wait_signal(handle, 1), "group_rank"),
         ):

@@ -20,6 +20,10 @@ LEFT_OUT = {
     "restride_A_for_fused_matmul_reduce_scatter": ANY_STRIDES,
     "restride_A_shard_for_fused_all_gather_matmul": ANY_STRIDES,
 }
+if hasattr(theirs, "triton_reduce_partials_first_dim"):  # torch 2.14
+    LEFT_OUT["triton_reduce_partials_first_dim"] = (
+        "a kernel of reduce_partials, which gives the same on all devices here"
+    )
 LEFT_OUT_OF_THE_CLASS = {
     "boxed": "makes an object of torch's class for ops of torch; none of ours takes a handle",
 }

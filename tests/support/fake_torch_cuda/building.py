@@ -21,7 +21,7 @@ _HERE = Path(__file__).resolve().parent
 _CORE = _HERE.parents[2] / "core"
 _DRIVER = _CORE / "tests" / "fake_cuda"
 _DRIVER_FLAGS = ("-std=c++17", "-O0", "-ffp-contract=off", "-fno-math-errno", "-D_GNU_SOURCE")
-_DEVICE_FLAGS = ("-std=c++20", "-O0")
+_DEVICE_FLAGS = ("-std=c++20", "-O0", *(["-DTORCH_BUILT_FOR_CUDA"] if torch.version.cuda else []))
 
 
 class CannotBuild(Exception):
@@ -41,6 +41,8 @@ def libraries() -> tuple[Path, Path]:
         raise CannotBuild("no C++ compiler (c++, g++ or clang++)")
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
         raise CannotBuild(f"torch {torch.__version__}, which does not tell its current stream without CUDA; 2.13 does")
+    if torch.version.cuda is not None and platform.machine() != "x86_64":  # see `redirected` in device.cpp
+        raise CannotBuild(f"torch {torch.__version__} is built for CUDA, and {platform.machine()} is not x86_64")
     home = Path(torch.__file__).parent
     if not (home / "include/ATen/ATen.h").is_file():
         raise CannotBuild(f"torch has come without its headers ({home / 'include'})")

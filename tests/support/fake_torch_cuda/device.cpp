@@ -2,6 +2,10 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Device.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <dlfcn.h>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 
 #include <cstring>
 #include <mutex>
@@ -193,12 +197,17 @@ struct CUDAHooks final : CUDAHooksInterface {
   Allocator *getCUDADeviceAllocator() const override { return GetAllocator(DeviceType::CUDA); }
   void deviceSynchronize(DeviceIndex index) const override { fake_torch::wait_for_device(index); }
 };
-REGISTER_CUDA_HOOKS(CUDAHooks);
+// Above those of a torch that was built for CUDA.
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks);
 
 namespace {
 
-// Whoever asked torch for its hooks before this library was there has made torch keep those of a build without CUDA.
-// They have no members, as ours have none, so they become ours by their table of functions.
+// DDP has no timer for these GPUs, where a torch that was built for CUDA has one that asks the runtime of CUDA.
+const c10d::RegistererTimerRegistry no_timer(DeviceType::CUDA, c10::REGISTRY_PREFERRED, c10d::TimerRegistry(),
+                                             [](c10::Device) { return std::unique_ptr<c10d::Timer>(); });
+
+// Whoever asked torch for its hooks before this library was there has made torch keep those of its build, without CUDA
+// or without a GPU. They have no members, as ours have none, so they become ours by their table of functions.
 const bool replaced = [] {
   const CUDAHooksInterface &kept = detail::getCUDAHooks();
   if (kept.hasCUDA()) return false;
@@ -207,6 +216,30 @@ const bool replaced = [] {
   std::memcpy(const_cast<void *>(static_cast<const void *>(&kept)), static_cast<const void *>(&ours), sizeof(void *));
   return true;
 }();
+
+#if defined(TORCH_BUILT_FOR_CUDA)
+int32_t current_stream_of(int32_t device, void **stream) {
+  *stream = fake_torch::handle_of(fake_torch::current_stream(static_cast<DeviceIndex>(device)));
+  return 0;
+}
+
+// A torch that was built for CUDA tells C libraries its current stream by a function that asks the runtime of CUDA,
+// which has no GPU. The function begins with a jump to ours.
+const bool redirected = [] {
+  void *const torch_cuda = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+  void *const function = torch_cuda == nullptr ? nullptr : dlsym(torch_cuda, "aoti_torch_get_current_cuda_stream");
+  if (function == nullptr) return false;
+  unsigned char jump[12] = {0x48, 0xb8, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xe0};  // mov rax, ADDRESS; jmp rax
+  const auto target = reinterpret_cast<uintptr_t>(&current_stream_of);
+  std::memcpy(jump + 2, &target, sizeof(target));
+  const auto page_bytes = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const uintptr_t start = reinterpret_cast<uintptr_t>(function) / page_bytes * page_bytes;
+  TORCH_CHECK(mprotect(reinterpret_cast<void *>(start), 2 * page_bytes, PROT_READ | PROT_WRITE | PROT_EXEC) == 0);
+  std::memcpy(function, jump, sizeof(jump));
+  TORCH_CHECK(mprotect(reinterpret_cast<void *>(start), 2 * page_bytes, PROT_READ | PROT_EXEC) == 0);
+  return true;
+}();
+#endif
 
 }  // namespace
 }  // namespace at

@@ -228,6 +228,19 @@ void fallback(const c10::OperatorHandle &op, Stack *stack) {
 
 TORCH_LIBRARY_IMPL(_, CUDA, library) { library.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>()); }
 
+// A torch that was built for CUDA has kernels for GPUs, which come before a fallback.
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  c10::Dispatcher &dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName &name : dispatcher.getAllOpNames()) {
+    const std::optional<c10::OperatorHandle> op = dispatcher.findOp(name);
+    if (name.getNamespace() != "aten" || !op || !op->hasSchema() ||
+        !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA))
+      continue;
+    const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
+    library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  }
+}
+
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty.memory_format", empty);
   library.impl("empty_strided", empty_strided);

@@ -209,6 +209,45 @@ def reduce_scatter_tensor_inplace(
     return _copied(output, reduce_scatter_tensor(input, op, scatter_dim, group, tag), group, tag)
 
 
+def reduce_scatter_inplace(
+    output: torch.Tensor,
+    input_list: list[torch.Tensor],
+    op: str = "sum",
+    group: GroupLike = None,
+    async_op: bool = False,
+    tag: str = "",
+) -> torch.Tensor:
+    """Reduce lists of tensors, each tensor of a list for another rank. Collective.
+
+    Args:
+        output: Of the shape of the tensors of the list.
+        input_list: One tensor for each rank of the group, in order, all of one shape.
+        op, group, tag: As for `all_reduce`.
+        async_op: Must be False.
+
+    Returns:
+        `output`.
+
+    Raises:
+        AssertionError: async_op is True, there is no default group, or the list does not fit.
+        ValueError, RuntimeError, PhalanxError: As for `reduce_scatter_tensor`.
+
+    Example:
+        >>> reduce_scatter_inplace(torch.empty(1), [torch.zeros(1), torch.ones(1)])  # on rank 1
+        tensor([2.])
+    """
+    _check_sync("reduce_scatter_inplace", async_op)
+    if any(each.shape != output.shape for each in input_list):
+        raise AssertionError(
+            f"reduce_scatter_inplace: every tensor of the list must have the shape of the output, {list(output.shape)}"
+        )
+    _, size = _place(group, tag)
+    if len(input_list) != size:
+        raise AssertionError(f"reduce_scatter_inplace: {len(input_list)} tensors for {size} ranks; give one for each")
+    reduced = reduce_scatter_tensor(torch.stack(input_list), op, 0, group, tag)
+    return _copied(output, reduced.view(output.shape), group, tag)
+
+
 def all_to_all_inplace(
     output: torch.Tensor,
     input: torch.Tensor,  # noqa: A002

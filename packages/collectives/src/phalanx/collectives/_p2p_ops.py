@@ -122,7 +122,7 @@ def register() -> None:
 
 
 def isend_inplace(
-    tensor: torch.Tensor, dst: int | None, tag: int = 0, group: GroupLike = None, group_dst: int = -1
+    tensor: torch.Tensor, dst: int | None = None, tag: int = 0, group: GroupLike = None, group_dst: int = -1
 ) -> torch.Tensor:
     """`isend`, in a form that can be traced. As torch.distributed._functional_collectives.isend_inplace.
 
@@ -153,7 +153,7 @@ def isend_inplace(
 
 
 def irecv_inplace(
-    tensor: torch.Tensor, src: int | None, tag: int = 0, group: GroupLike = None, group_src: int = -1
+    tensor: torch.Tensor, src: int | None = None, tag: int = 0, group: GroupLike = None, group_src: int = -1
 ) -> torch.Tensor:
     """`irecv`, in a form that can be traced. As torch.distributed._functional_collectives.irecv_inplace.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.dtensor import _checkpoint, _composites, _fastpath, _fsdp
 from phalanx.dtensor._api import distribute_module, distribute_tensor
-from phalanx.dtensor._factories import empty, full, ones, rand, randn, zeros
+from phalanx.dtensor._factories import empty, full, linspace, logspace, ones, rand, randn, zeros
 from phalanx.dtensor._fallback import ReplicatedFallback
 from phalanx.dtensor._interop import from_torch, to_torch
 from phalanx.dtensor._mesh import AbstractMesh
@@ -61,6 +61,8 @@ __all__ = [
     "full",
     "implicit_replication",
     "init_device_mesh",
+    "linspace",
+    "logspace",
     "ones",
     "rand",
     "randn",

@@ -4,7 +4,7 @@
     zeros(8, 3, device_mesh=mesh, placements=[Shard(0)])        # every rank has two rows
     randn((8, 3), device_mesh=mesh, placements=[Shard(1)])      # the same numbers for every placement and mesh
 
-Names, signatures and semantics follow torch.distributed.tensor of torch 2.13.
+Names, signatures and semantics follow torch.distributed.tensor of torch 2.13, and 2.14 for `linspace` and `logspace`.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,13 +15,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.random import Kind
 from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._local_spec import local_part
 from phalanx.dtensor._random.fill import Distribution, fill_local
 from phalanx.dtensor._random.state import draw_key
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import current_mesh
 from phalanx.dtensor.placement_types import Placement, Replicate
 
-__all__ = ["empty", "full", "ones", "rand", "randn", "zeros"]
+__all__ = ["empty", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros"]
 
 
 def _spec(
@@ -186,6 +187,78 @@ def full(
     dtype = torch.full((), fill_value).dtype if dtype is None else dtype
     spec = _spec("full", size if isinstance(size, Sequence) else (size,), dtype, layout, device_mesh, placements)
     return _made(spec, requires_grad, lambda local: local.fill_(fill_value))
+
+
+def linspace(
+    start: complex | torch.Tensor,
+    end: complex | torch.Tensor,
+    steps: int,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+) -> DTensor:
+    """A DTensor of one dim whose values go from one to another in equal steps; else as for `zeros`. Not collective.
+
+    The values are those of torch.linspace, whatever the placements are: each rank makes all of them for a moment.
+
+    Args:
+        start, end: The first value and the last: numbers, or tensors without dims, which are the same on all ranks.
+        steps: How many values there are.
+        dtype: By default torch's default dtype, or the complex one where a value is complex.
+        layout, requires_grad, device_mesh, placements: As for `zeros`.
+
+    Raises:
+        ValueError: A tensor has dims. Else as for `zeros`.
+
+    Example:
+        >>> linspace(0, 1, 5, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+        tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000])
+    """
+    first, last = _number("linspace", start), _number("linspace", end)
+    whole = torch.linspace(first, last, steps, dtype=dtype)
+    spec = _spec("linspace", (steps,), whole.dtype, layout, device_mesh, placements)
+    return _made(spec, requires_grad, lambda local: local.copy_(local_part(whole, spec, None)))
+
+
+def logspace(
+    start: complex | torch.Tensor,
+    end: complex | torch.Tensor,
+    steps: int,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout = torch.strided,
+    requires_grad: bool = False,
+    device_mesh: DeviceMesh | None = None,
+    placements: Sequence[Placement] | None = None,
+) -> DTensor:
+    """A DTensor of powers of a number, whose exponents are as for `linspace`. Not collective.
+
+    Args:
+        start, end: The first exponent and the last, as for `linspace`.
+        steps: How many values there are.
+        base: The number.
+        dtype, layout, requires_grad, device_mesh, placements: As for `linspace`.
+
+    Example:
+        >>> logspace(0, 3, 4, 2.0, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
+        tensor([1., 2., 4., 8.])
+    """
+    first, last = _number("logspace", start), _number("logspace", end)
+    whole = torch.logspace(first, last, steps, base, dtype=dtype)
+    spec = _spec("logspace", (steps,), whole.dtype, layout, device_mesh, placements)
+    return _made(spec, requires_grad, lambda local: local.copy_(local_part(whole, spec, None)))
+
+
+def _number(who: str, value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dim():
+        raise ValueError(f"{who}: the first value and the last are numbers, or tensors without dims, not {value.shape}")
+    return value.item()
 
 
 def _random(distribution: Distribution, who: str, spec: DTensorSpec, requires_grad: bool) -> DTensor:

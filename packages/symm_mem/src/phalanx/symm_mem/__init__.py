@@ -35,7 +35,8 @@ from phalanx.symm_mem._allocators import (
 )
 from phalanx.symm_mem._fabric import export_fabric, import_fabric
 from phalanx.symm_mem._group_buffers import get_symm_mem_workspace
-from phalanx.symm_mem._handle import SymmetricMemory, put_signal, wait_signal
+from phalanx.symm_mem._handle import SymmetricMemory, get, put_signal, wait_signal
+from phalanx.symm_mem._ops.all_to_all_nd import all_to_all_nd, reduce_partials
 from phalanx.symm_mem._ops.reduce_scatter_offset import reduce_scatter_offset
 from phalanx.symm_mem._pool import MemPool, PoolSegment, get_mem_pool, get_mempool_allocator, use_mem_pool
 from phalanx.symm_mem._pool.cuda import CudaMemPool
@@ -58,12 +59,14 @@ __all__ = [
     "RankContext",
     "SymmetricMemory",
     "WorldAllocator",
+    "all_to_all_nd",
     "drop",
     "empty",
     "empty_strided_p2p",
     "enable_symm_mem_for_group",
     "export_fabric",
     "finalize",
+    "get",
     "get_allocator",
     "get_backend",
     "get_group_info",
@@ -80,6 +83,7 @@ __all__ = [
     "is_symm_mem_tensor",
     "put_signal",
     "rank_context",
+    "reduce_partials",
     "reduce_scatter_offset",
     "register_allocator",
     "rendezvous",

@@ -436,6 +436,46 @@ def live_handles(context: RankContext) -> "WeakSet[SymmetricMemory]":
     return _live.of(context)
 
 
+def get(dst: torch.Tensor, hdl: SymmetricMemory, peer: int, offset: int = 0) -> None:
+    """Copy from the memory of a rank into a tensor. Not collective.
+
+    As `torch.distributed._symmetric_memory.get`. What the peer wrote is there after a barrier, or after a signal that
+    it sent.
+
+    Args:
+        dst: A contiguous tensor on the device of the handle. Its number of elements is how much is copied.
+        hdl: A handle of `rendezvous`.
+        peer: The owner's position in the group.
+        offset: Elements of the dtype of `dst` from the start of the peer's counterpart of the tensor given to
+            `rendezvous`.
+
+    Raises:
+        InvalidArgumentError: There is no such rank, the elements are not all in its block, or an argument is of the
+            wrong kind.
+
+    Example:
+        >>> shared, copy = empty(4).fill_(rank), torch.empty(2)
+        >>> handle = rendezvous(shared, group)
+        >>> handle.barrier()
+        >>> get(copy, handle, 1, offset=2)
+        >>> copy
+        tensor([1., 1.])
+    """
+    _check_handle("get", hdl)
+    if not isinstance(dst, torch.Tensor) or dst.device != hdl.device or not dst.is_contiguous():
+        given = f"on {dst.device} with strides {dst.stride()}" if isinstance(dst, torch.Tensor) else repr(dst)
+        raise InvalidArgumentError(f"get: dst is {given}; give a contiguous tensor on {hdl.device}")
+    if not isinstance(offset, int) or offset < 0:
+        raise InvalidArgumentError(f"get: offset is {offset!r}; give a number of elements, at least 0")
+    if hdl.offset % dst.element_size():
+        raise InvalidArgumentError(
+            f"get: the tensor starts at byte {hdl.offset}, which is no multiple of the {dst.element_size()} bytes of "
+            f"{dst.dtype}; use a dtype that fits"
+        )
+    start = hdl.offset // dst.element_size() + offset
+    dst.detach().copy_(hdl.get_buffer(peer, dst.shape, dst.dtype, start))
+
+
 def put_signal(src: torch.Tensor, hdl: SymmetricMemory, peer: int) -> None:
     """Copy a tensor into the memory of a rank, then send that rank a signal. Never blocks. Not collective.
 

@@ -156,7 +156,7 @@ class Backend : public c10d::Backend {
   void check_list(size_t count, const char *what) const;
 
   const Core &core() const { return engine_->core(); }
-  void take(Roster roster);  // becomes a backend of these ranks
+  void take(Roster roster);  // what the backend has of its ranks, but for their number and its own
   // The timeout of a new work, with the extensions for a while that hold for it.
   Milliseconds limit_of_work(Milliseconds wish);
   void begin(const WorkRef &work);  // extensions that have no work yet end with this one

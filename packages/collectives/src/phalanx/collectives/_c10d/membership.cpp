@@ -42,8 +42,6 @@ void AbortHooks::reset() {
 }
 
 void Backend::take(Roster roster) {
-  rank_ = roster.rank;
-  size_ = static_cast<int>(roster.ranks.size());
   ranks_ = std::move(roster.ranks);
   store_ = std::move(roster.store);
   engine_ = std::move(roster.engine);
@@ -65,10 +63,10 @@ c10::intrusive_ptr<c10d::Backend> Backend::shrink(const std::vector<int64_t> &ra
     if (std::find(ranks_to_exclude.begin(), ranks_to_exclude.end(), rank) == ranks_to_exclude.end())
       positions.push_back(rank);
   for (const int64_t rank : ranks_to_exclude)
-    TORCH_CHECK_VALUE(rank >= 0 && rank < size_, "shrink: rank ", rank, " is not in group '", engine_->name(),
-                      "', which has ranks 0 to ", size_ - 1);
-  TORCH_CHECK_VALUE(std::find(positions.begin(), positions.end(), rank_) != positions.end(), "shrink: this rank (",
-                    rank_, ") is among the ranks to exclude; only those that stay may call it");
+    require(rank >= 0 && rank < size_, "shrink: rank ", rank, " is not in group '", engine_->name(),
+            "', which has ranks 0 to ", size_ - 1);
+  require(std::find(positions.begin(), positions.end(), rank_) != positions.end(), "shrink: this rank (", rank_,
+          ") is among the ranks to exclude; only those that stay may call it");
   const Milliseconds timeout = options ? limited(options->timeout) : Milliseconds(timeout_ms_.load());
   if (shrink_flags != 0) abort();
   return membership_.shrink(positions, timeout);
@@ -82,7 +80,9 @@ C10dWork Backend::reconfigure(const c10d::ReconfigureOptions &opts) {
   const Milliseconds timeout = opts.timeout ? limited(*opts.timeout) : Milliseconds(timeout_ms_.load());
   Roster roster = membership_.reconfigure(opts.uuid, handles, ordered, timeout);
   const auto before = std::exchange(engine_, roster.engine);
-  before->close();  // works that are under way end as they would at the end of the group
+  before->close();      // works that are under way end as they would at the end of the group
+  rank_ = roster.rank;  // constants before torch 2.14
+  size_ = static_cast<int>(roster.ranks.size());
   take(std::move(roster));
   engine_->group(timeout, "phalanx:reconfigure");
   return work_of({});

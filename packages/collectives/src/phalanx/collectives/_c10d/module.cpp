@@ -35,7 +35,8 @@ class Callable {
     } catch (py::error_already_set &error) {
       if (!error.matches(PyExc_Exception)) throw;  // such as Ctrl-C
       const std::string text = py::str(error.value());
-      if (error.matches(PyExc_ValueError)) C10_THROW_ERROR(ValueError, text);
+      if (error.matches(PyExc_ValueError))
+        throw phalanx::InvalidArgument({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
       if (error.matches(PyExc_NotImplementedError)) C10_THROW_ERROR(NotImplementedError, text);
       C10_THROW_ERROR(DistBackendError, text);
     }

@@ -16,11 +16,6 @@ constexpr const char *kRegister = "window.tensor_register";
 // What a rank tells the others of its tensor: its place in the block, dtype, number of dims and sizes.
 constexpr int64_t kFacts = 3 + kMostDims;
 
-template <class... Parts>
-void require(bool fits, const Parts &...text) {
-  if (!fits) throw InvalidArgument({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, c10::str(text...));
-}
-
 std::shared_ptr<phx_symm> own(const Core &core, phx_symm *symm) { return {symm, core.symm_release}; }
 
 phx_symm_info info_of(const Core &core, phx_symm *symm, const char *what) {

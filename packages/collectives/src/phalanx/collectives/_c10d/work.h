@@ -48,6 +48,10 @@ class InvalidArgument final : public c10::ValueError {
  public:
   using ValueError::ValueError;
 };
+template <class... Parts>
+void require(bool fits, const Parts &...text) {
+  if (!fits) throw InvalidArgument({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, c10::str(text...));
+}
 
 // Exceptions that Python sees as InvalidArgumentError, NotImplementedError or torch.distributed.DistBackendError.
 [[noreturn]] void throw_status(phx_status status, const std::string &text);

@@ -5,6 +5,7 @@ the streams. The host waits for a stream only in all_to_all_vdev.py, as it must 
 
 _common.py                 checks, counterparts of a tensor on other ranks, reductions
 all_reduce.py              all_reduce, reduce_scatter, tiles
+all_to_all_nd.py           all_to_all of rows or columns of a matrix, sums of parts
 all_to_all_vdev.py         all_to_all of rows, by rank and by expert
 fused_matmul.py            matmul with the collective before or after it
 fused_matmul_cuda.py       the same on CUDA, where copies run during the products
@@ -14,8 +15,9 @@ reduce_scatter_offset.py   reduce_scatter of blocks of any sizes
 scaled_matmul.py           fused_matmul.py for scaled float8 matrices
 unfused.py                 all_gather and reduce_scatter for products that are not fused
 
-Ops of torch for one transport (nccl_*, nvshmem_*) are not here, except for reduce_scatter_offset, whose Python function
-has no transport in its name. The multimem forms are here: multicast is a way to reduce, not another result.
+Ops of torch for one transport (nccl_*, nvshmem_*) are not here, except for reduce_scatter_offset and all_to_all_nd,
+whose Python functions have no transport in their names. The multimem forms are here: multicast is a way to reduce, not
+another result.
 """
 
 from collections.abc import Callable
@@ -26,6 +28,7 @@ import torch
 from phalanx.collectives import bits, profiling
 from phalanx.symm_mem._ops import (
     all_reduce,
+    all_to_all_nd,
     all_to_all_vdev,
     fused_matmul,
     memset32,
@@ -35,8 +38,17 @@ from phalanx.symm_mem._ops import (
 )
 from phalanx.symm_mem._process_group import resolve
 
-_MODULES = (all_reduce, all_to_all_vdev, fused_matmul, memset32, p2p, reduce_scatter_offset, scaled_matmul)
-_PROFILED = (all_reduce, all_to_all_vdev, reduce_scatter_offset)
+_MODULES = (
+    all_reduce,
+    all_to_all_nd,
+    all_to_all_vdev,
+    fused_matmul,
+    memset32,
+    p2p,
+    reduce_scatter_offset,
+    scaled_matmul,
+)
+_PROFILED = (all_reduce, all_to_all_nd, all_to_all_vdev, reduce_scatter_offset)
 _libraries: list[Any] = []  # ops exist as long as their library
 
 
