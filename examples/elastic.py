@@ -14,6 +14,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.collectives import c10d
@@ -62,7 +63,7 @@ class Trainer:
 
 
 def work(worker: int, port: int) -> None:
-    store = dist.TCPStore("127.0.0.1", port)
+    store = TCPStore("127.0.0.1", port)
     trainer, generation = Trainer(), 0
     while trainer.step < STEPS:
         store.wait([f"members/{generation}"])
@@ -72,7 +73,7 @@ def work(worker: int, port: int) -> None:
             continue
         rank = members.index(worker)
         # [group]
-        own = dist.PrefixStore(f"generation {generation}", store)
+        own = PrefixStore(f"generation {generation}", store)
         group = c10d.process_group(own, rank, len(members), datetime.timedelta(seconds=30))
         trainer.synchronize(group)
         model = DistributedDataParallel(trainer.model, process_group=group)
@@ -97,7 +98,7 @@ def work(worker: int, port: int) -> None:
 
 
 def main() -> None:
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     context = multiprocessing.get_context("forkserver")  # a replacement starts in milliseconds
     context.set_forkserver_preload(["torch", "phalanx.collectives"])
     c10d.load()

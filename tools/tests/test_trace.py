@@ -74,8 +74,8 @@ def stuck_and_failed():
     """What stuck() becomes when rank 3 runs into its timeout first, and the ranks dump what they know."""
     text = (
         "all_reduce #3 on group 'tp': timed out after 4200 ms (the timeout of the group): rank 3 still waits for rank "
-        "2 (pid 4123, sleeping; its last call was all_reduce(float32, 512, sum) #2). Find out what rank 2 is doing (for "
-        "example `py-spy dump --pid 4123`, or `phalanx trace`), or raise timeout_ms."
+        "2 (pid 4123, sleeping; its last call was all_reduce(float32, 512, sum) #2). Find out what rank 2 is doing "
+        "(for example `py-spy dump --pid 4123`, or `phalanx trace`), or raise timeout_ms."
     )
     made = stuck()
     made["groups"][0] |= {

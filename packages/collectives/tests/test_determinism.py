@@ -94,7 +94,7 @@ def in_each_form(x, expected, rank):
     pc.all_reduce_(z := x.clone(), "sum", group)
     assert same(z, expected)
     for one, other in zip(
-        pc.all_reduce_coalesced([x[:100], x[100:]], "sum", group), expected.split([100, COUNT - 100])
+        pc.all_reduce_coalesced([x[:100], x[100:]], "sum", group), expected.split([100, COUNT - 100]), strict=True
     ):
         assert same(one, other)
     if rank == 0:

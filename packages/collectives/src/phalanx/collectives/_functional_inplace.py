@@ -241,7 +241,7 @@ def reduce_scatter_inplace(
         raise AssertionError(
             f"reduce_scatter_inplace: every tensor of the list must have the shape of the output, {list(output.shape)}"
         )
-    _, size = _place(group, tag)
+    _, size = _place(group, tag, "reduce_scatter_inplace")
     if len(input_list) != size:
         raise AssertionError(f"reduce_scatter_inplace: {len(input_list)} tensors for {size} ranks; give one for each")
     reduced = reduce_scatter_tensor(torch.stack(input_list), op, 0, group, tag)

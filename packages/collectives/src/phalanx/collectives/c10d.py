@@ -100,16 +100,14 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
         connection.set_timeout(milliseconds(timeout))
 
 
-def process_group(
-    store: dist.Store, rank: int, size: int, timeout: timedelta = timedelta(minutes=30)
-) -> dist.ProcessGroup:
+def process_group(store: Any, rank: int, size: int, timeout: timedelta = timedelta(minutes=30)) -> dist.ProcessGroup:
     """A process group that belongs to no default group, for managers that make and drop groups as ranks come and go.
 
     Not collective: the ranks meet at the first collective or message. It has ranks and a store of its own, whatever
     groups the process has besides. For torchft, as the body of `_create_pg` of a ProcessGroupWrapper.
 
     Args:
-        store: That the ranks share. Another group must have another one, or a PrefixStore of it.
+        store: A torch Store that the ranks share. Another group must have another one, or a PrefixStore of it.
         rank: Of the caller, from 0.
         size: How many ranks there are.
         timeout: Of collectives and messages.

@@ -120,7 +120,7 @@ class _WindowMemory:
     """What windows of the backend `phalanx` need of this package."""
 
     def block(self, tensor: torch.Tensor) -> int:
-        place = find(tensor)
+        place = find(tensor, "window.tensor_register")
         return 0 if place is None else place[0].address
 
     def rendezvous(self, tensor: torch.Tensor, group_name: str, timeout_ms: int) -> int:

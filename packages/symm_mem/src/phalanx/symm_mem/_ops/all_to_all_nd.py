@@ -46,7 +46,7 @@ def all_to_all_nd(
         tensor([[ 1.],
                 [11.]])
     """
-    torch.ops.phalanx.all_to_all_nd(input, out, scatter_dim, gather_dim, resolve(group).name)
+    torch.ops.phalanx.all_to_all_nd(input, out, scatter_dim, gather_dim, resolve(group, "all_to_all_nd").name)
 
 
 def reduce_partials(
