@@ -43,7 +43,7 @@ def plain(rank, size):
     every = torch.arange(float(size)).view(-1, 1).expand(size, 4)
     assert torch.equal(gathered, every.reshape(-1)) and torch.equal(stacked, every)
     assert torch.equal(part, (torch.arange(2.0 * size) + size - 1).chunk(size)[rank])
-    with pytest.raises(ValueError, match="4 elements of torch.float32 on one side, and 4 of"):
+    with pytest.raises(ValueError, match="the input has 4 elements of torch.float32, and the output 4 of"):
         with pc.coalescing_manager(group):
             dist.all_gather_single(x, x.clone())
     with pytest.raises(ValueError, match="cannot record the reduction"):
@@ -104,7 +104,7 @@ def through_torch(rank, size):
         assert e.tolist() == [(rank - 1) % size + 1] * 3
         assert g.tolist() == [rank] * 2 and h.tolist() == [(rank - 1) % size] * 2
     for error, last in ((ValueError, lambda: pc.all_reduce_(x, "max", group)), (ZeroDivisionError, lambda: 1 // 0)):
-        with pytest.raises(error, match="calls 0 and 1 overlap|division"):
+        with pytest.raises(error, match="calls 0 and 1 .*overlap|use the same memory|division"):
             twice(group, x, last)
     assert pc.all_reduce(torch.ones(1), "sum", group).item() == size
 

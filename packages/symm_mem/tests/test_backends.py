@@ -71,7 +71,7 @@ def test_a_backend_may_be_for_several_device_types():  # M13
 @pytest.mark.parametrize("name", ["CUDA", "NVSHMEM", "NCCL", "shm", "", None])
 def test_an_unknown_backend_is_refused_with_those_that_there_are(name):
     symm_mem.register_allocator("xpu", Arena())
-    with pytest.raises(UnsupportedError, match=rf"backend '{name}'; this rank has ARENA \(xpu\), SHM \(cpu\)"):
+    with pytest.raises(UnsupportedError, match=rf"backend {name!r}; this rank has ARENA \(xpu\), SHM \(cpu\)"):
         symm_mem.set_backend(name)
     assert symm_mem.get_backend("cpu") == "SHM"
 

@@ -101,7 +101,7 @@ def refusals(rank, size, name):
         (lambda: ops.fused_matmul_reduce_scatter(a, b, "max", 0, name), "unknown reduce op 'max'; expected sum or avg"),
         (
             lambda: ops.fused_matmul_reduce_scatter(torch.ones(size + 1, 4), b, "sum", 0, name),
-            "must be a multiple of",
+            "not divisible by the group size",
         ),
         (lambda: symm_mem.get_symm_mem_workspace(name, -1), "min_size is -1"),
     ):

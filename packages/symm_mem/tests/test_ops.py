@@ -154,7 +154,7 @@ def refusals(rank, size, name):
         (lambda: ops.one_shot_all_reduce(x, "plus", name), "unknown reduce op 'plus'"),
         (lambda: ops.one_shot_all_reduce(x.t(), "sum", name), "must be contiguous"),
         (lambda: ops.one_shot_all_reduce_out(x, "sum", name, torch.empty(3)), r"must have \[4, "),
-        (lambda: ops.one_shot_all_reduce_copy(x, torch.ones(99), "sum", name), "end beyond"),
+        (lambda: ops.one_shot_all_reduce_copy(x, torch.ones(99), "sum", name), "do not fit into a symmetric buffer"),
         (lambda: ops.reduce_scatter_out(x[:, :1], name, True, x), "must be a multiple of the group size"),
         (lambda: ops.tile_reduce(x, x, size, name), f"root is {size}"),
         (lambda: ops.multi_root_tile_reduce([x, x], x, [0, 0], name), "each rank may be there once"),

@@ -7,6 +7,7 @@ with other files.
 
 import argparse
 import json
+import logging
 import shutil
 import sys
 import textwrap
@@ -118,6 +119,7 @@ def main(argv: list[str]) -> int:
         Exit status: 1 if something fails, else 0.
     """
     options = parser().parse_args(argv)
+    logging.getLogger("phalanx.core").addHandler(logging.NullHandler())  # what the core warns of is in the report
     findings = list(examine(options.ranks))
     levels = [finding.level for finding in findings]
     if options.json:
