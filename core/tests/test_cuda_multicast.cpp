@@ -381,7 +381,8 @@ TEST(results_in_different_places_are_a_mismatch_that_stores_nothing) {
     const gpu::Options options = me.options();
     const phx_status status = phx_symm_all_reduce(me.symm(), 0, me.shared() + (rank == 2 ? 1024 : 0), 100,
                                                   PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr);
-    CHECK(status == PHX_OK || status == PHX_ERR_MISMATCH || status == PHX_ERR_REVOKED);
+    // A rank that comes last may find that the others have their error and have left.
+    CHECK(status == PHX_OK || status == PHX_ERR_MISMATCH || status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD);
     CHECK(me.read(me.shared(), kSpace) == Bytes(kSpace, 7));
     phx_error_info info{};
     info.struct_size = sizeof info;
