@@ -99,8 +99,10 @@ def work(worker: int, port: int) -> None:
 
 def main() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    context = multiprocessing.get_context("forkserver")  # a replacement starts in milliseconds
-    context.set_forkserver_preload(["torch", "phalanx.collectives"])
+    # A replacement starts in milliseconds: it is forked from a process that has imported what it needs. (The first
+    # optimizer of a process imports Dynamo, which takes a second.)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "phalanx.collectives"])
     c10d.load()
     workers = {each: context.Process(target=work, args=(each, store.port)) for each in range(WORKERS)}
     for process in workers.values():
