@@ -199,7 +199,7 @@ class Bootstrap:
         interval, due = self._interval_s, self._next_warning_s
         self._next_warning_s = 3 * interval if due == interval else 6 * interval * (waited_s // (6 * interval) + 1)
         log.warning(
-            "rank %d: still waiting for rank%s %s on group '%s': connecting its ranks (%.3g s of %.3g s)",
+            "rank %d: still waiting for rank%s %s on group '%s': connecting its ranks (%.1f s of %.10g s)",
             self._ranks[self._position],
             "s" if "," in late else "",
             late,
