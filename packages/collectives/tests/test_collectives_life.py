@@ -57,6 +57,7 @@ def again_and_again(rank, size):
         pc.all_reduce(torch.ones(1), "sum", kept[0])
     if rank == 0:  # its name means another group now, which the other ranks have not met on
         assert not registered("0")
+    everybody_is_done(rank, range(size))  # gloo's ranks would see the connections of this one closed while they connect
     dist.destroy_process_group()
 
 
