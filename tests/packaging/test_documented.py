@@ -173,7 +173,7 @@ KINDS: dict[str, tuple[Callable[[], set[str]], Callable[[Path, str], bool]]] = {
 
 
 def counts(folder: Path) -> Iterator[tuple[str, int, list[str]]]:
-    """Of each kind: how many names there are, and which of them the pages lack."""
+    """The number of names of each kind, and those of them that the pages lack."""
     for kind, (public, is_documented) in KINDS.items():
         names = public()
         yield kind, len(names), sorted(name for name in names if not is_documented(folder, name))

@@ -76,7 +76,7 @@ class Connection:
         self, name: str, ranks: Sequence[int], position: int, facts: Facts, key: str = "", changed: bool = False
     ) -> None:
         self.name = name
-        self._key = key or name
+        self.key = key or name
         self.changed_store = facts.store if changed else None  # which torch does not know
         self.timeout_ms = facts.timeout_ms
         self._facts = facts
@@ -91,7 +91,7 @@ class Connection:
         self._group: Group | None = None
         self._failure = FirstFailure(name)
         self._closed = False
-        _registry.connections[self._key] = self
+        _registry.connections[self.key] = self
 
     def group(self, timeout_ms: int) -> Group:
         """The core's group. Collective the first time.
@@ -155,7 +155,7 @@ class Connection:
     def rendezvous(self, tensor: torch.Tensor, timeout_ms: int) -> int:
         """The address of the phx_symm of that block with this group. Collective."""
         assert _registry.symmetric_memory is not None  # `block` has found it there
-        return _registry.symmetric_memory.rendezvous(tensor, self._key, timeout_ms)
+        return _registry.symmetric_memory.rendezvous(tensor, self.key, timeout_ms)
 
     def close(self) -> None:
         """Let go of the core's group; whoever is meeting gives up. Not collective. A second call does nothing."""
@@ -165,8 +165,8 @@ class Connection:
             self._closed = True
             released, self._group = self._group, None
             rank = self._rank if self._rank_is_own else None
-        if _registry.connections.get(self._key) is self:
-            del _registry.connections[self._key]
+        if _registry.connections.get(self.key) is self:
+            del _registry.connections[self.key]
         del released  # not under the lock
         if rank is not None:
             rank.close()

@@ -76,7 +76,7 @@ class Unconnected:
     """
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self._name = self.key = name
 
     def address(self, timeout_ms: int) -> tuple[int, str]:
         """Raise RevokedError."""
@@ -109,6 +109,7 @@ class Membership:
     def __init__(self, name: str, timeout_ms: int, roster: Roster, make: Callable[[str, int, Roster], Any]) -> None:
         self._name = name
         self._timeout_ms = timeout_ms
+        self._key = roster.connection.key
         self._position, self._ranks, self._store, _ = roster
         self._make = make
         self._lock = threading.Lock()
@@ -153,11 +154,11 @@ class Membership:
             raise InvalidArgumentError(f"reconfigure: uuid {uuid} was already used by this group; give a new one")
         self._used.add(uuid)
         store = PrefixStore(f"{self._name}/{uuid}", self._store_of(members[0], timeout_ms))
-        before = _registry.connections.get(self._name)
-        roster = self._meet(self._name, range(len(members)), chosen.index(own), store, timeout_ms)
-        if _registry.forget_group(self._name) and isinstance(before, Connection):
+        before = _registry.connections.get(self._key)
+        roster = self._meet(self._name, range(len(members)), chosen.index(own), store, timeout_ms, self._key)
+        if _registry.forget_group(self._key) and isinstance(before, Connection):
             before.adopt_rank()
-        hosts[self._name] = [member.host for member in members]
+        hosts[self._key] = [member.host for member in members]
         self._position, self._ranks, self._store, _ = roster
         return roster
 
@@ -171,16 +172,18 @@ class Membership:
             name, timeout_ms, self._meet(name, ranks, position, PrefixStore(name, self._store), timeout_ms)
         )
 
-    def _meet(self, name: str, ranks: Sequence[int], position: int, store: Any, timeout_ms: int) -> Roster:
+    def _meet(
+        self, name: str, ranks: Sequence[int], position: int, store: Any, timeout_ms: int, key: str = ""
+    ) -> Roster:
         """The ranks of a new group of the core, once they have met."""
-        before = _registry.connections.get(name)
-        connection = Connection(name, ranks, position, Facts(store, self._timeout_ms, by_hand=True), changed=True)
+        before = _registry.connections.get(key or name)
+        connection = Connection(name, ranks, position, Facts(store, self._timeout_ms, by_hand=True), key, changed=True)
         try:
             connection.group(timeout_ms)
         except BaseException as error:
             connection.close()
             if before is not None:
-                _registry.connections[name] = before
+                _registry.connections[connection.key] = before
             if isinstance(error, WaitTimeoutError):
                 late = str(error).partition(" to call ")[0]
                 raise dist.DistBackendError(f"{late} to call reconfigure or shrink too") from None
