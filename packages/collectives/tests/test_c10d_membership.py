@@ -216,6 +216,32 @@ def test_a_process_that_does_not_come_is_named_and_the_group_stays():  # P33
     run_groups(missing, 3)
 
 
+def of_two_managers(rank, size):
+    """Two groups made by hand in each process change their ranks, and stay two."""
+    store = dist.FileStore(str(scratch() / "managers"), -1)
+    made = [c10d.process_group(dist.PrefixStore(str(each), store), rank, size, LIMIT) for each in range(2)]
+    board = bulletin()
+    for number, group in enumerate(made):
+        board.set(f"{number}/{rank}", group.get_reconfigure_handle())
+    for number, group in enumerate(made):
+        options = dist.distributed_c10d.ReconfigureOptions()
+        options.uuid = 1
+        options.handles = [board.get(f"{number}/{each}").decode() for each in range(size)][:: 1 if number else -1]
+        group.reconfigure(options).wait()
+    assert len({group.group_name for group in made} & set(_registry.connections)) == 2
+    for position, group in ((size - 1 - rank, made[0]), (rank, made[1])):
+        assert group.rank() == position
+        x = torch.full((3,), float(position))
+        group.allreduce([x]).wait()
+        assert x.tolist() == [float(sum(range(size)))] * 3
+    everybody_is_done(rank, range(size))
+
+
+@pytest.mark.usefixtures("_reconfigure")
+def test_groups_made_by_hand_change_their_ranks_apart_from_each_other():  # P31
+    run_groups(of_two_managers, 3)
+
+
 def symmetric(rank, size):
     from phalanx import symm_mem
 
