@@ -1,8 +1,9 @@
-"""Four processes train with DistributedDataParallel; one is killed, another takes its place, and the weights are right.
+"""Two processes train with DistributedDataParallel, then four, one of which is killed and replaced, and then two again.
 
-The parent starts the workers, notices that one has died, and starts a replacement. It tells all workers who belongs to
-the new *generation* through a store. Survivors and replacement make a new process group, the rank that is furthest
-ahead sends its state to the others, and training goes on. No default process group is needed.
+The weights and the loss are those of one process that trains on the same batches. The parent starts the workers, and
+tells all of them through a store who belongs to each *generation*: the next one begins when the plan wants another
+number of ranks, or when a rank has died. Its members make a process group (with --reconfigure, from PyTorch 2.14 on,
+they change the one that they have), the rank that is furthest ahead sends its state to the others, and all train on.
 """
 
 import datetime
@@ -10,7 +11,10 @@ import io
 import multiprocessing
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +23,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from phalanx.collectives import c10d
 
-WORKERS, STEPS, KILLED_AT = 4, 8, 4
+STEPS, KILLED_AT, KILLED = 12, 6, 2
+SIZES = {0: 2, 3: 4, 9: 2}  # from which step on, how many workers
+TIMEOUT = datetime.timedelta(seconds=30)
+newest: Any = dist  # names that PyTorch has since 2.14
+
+
+def size_at(step: int) -> int:
+    return SIZES[max(first for first in SIZES if first <= step)]
 
 
 def batch(step: int, part: slice) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,6 +55,12 @@ class Trainer:
         self.optimizer.step()
         self.step += 1
 
+    def loss(self) -> torch.Tensor:
+        """Of the whole next batch."""
+        x, y = batch(self.step, slice(None))
+        with torch.no_grad():
+            return torch.nn.functional.mse_loss(self.model(x), y)
+
     def synchronize(self, group: dist.ProcessGroup) -> None:
         """Take the state of the rank that has seen most steps. Collective."""
         steps = [torch.zeros(1, dtype=torch.int64) for _ in range(group.size())]
@@ -62,64 +79,95 @@ class Trainer:
         self.optimizer.load_state_dict(optimizer)
 
 
-def work(worker: int, port: int) -> None:
+def new_group(store: Any, generation: int, members: list[int], worker: int) -> dist.ProcessGroup:
+    """A process group that belongs to no default group."""
+    own = PrefixStore(f"generation {generation}", store)
+    return c10d.process_group(own, members.index(worker), len(members), TIMEOUT)
+
+
+def changed_group(store: Any, generation: int, members: list[int], worker: int) -> dist.ProcessGroup:
+    """The default process group, which gets these members."""
+    if not dist.is_initialized():
+        own = PrefixStore(f"worker {worker}", store)
+        newest.init_process_group("phalanx", store=own, rank=0, world_size=1, timeout=TIMEOUT, enable_reconfigure=True)
+        store.set(f"handle/{worker}", newest._get_reconfigure_handle())
+    handles = [store.get(f"handle/{each}").decode() for each in members]
+    newest._reconfigure(generation, handles).wait()
+    group: dist.ProcessGroup = newest.group.WORLD
+    return group
+
+
+def work(worker: int, generation: int, port: int, group_of: Callable[..., dist.ProcessGroup]) -> None:
     store = TCPStore("127.0.0.1", port)
-    trainer, generation = Trainer(), 0
+    trainer = Trainer()
     while trainer.step < STEPS:
-        store.wait([f"members/{generation}"])
         members = [int(each) for each in store.get(f"members/{generation}").split()]
-        if worker not in members:  # this one starts as a replacement
-            generation += 1
-            continue
-        rank = members.index(worker)
-        # [group]
-        own = PrefixStore(f"generation {generation}", store)
-        group = c10d.process_group(own, rank, len(members), datetime.timedelta(seconds=30))
+        if worker not in members:
+            print(f"worker {worker} leaves after {trainer.step} steps", flush=True)
+            return
+        # [join]
+        group = group_of(store, generation, members, worker)
         trainer.synchronize(group)
         model = DistributedDataParallel(trainer.model, process_group=group)
-        # [group end]
-        if generation:
-            print(f"worker {worker} is rank {rank} of generation {generation}, at step {trainer.step}", flush=True)
-            store.set(f"back/{worker}", str(time.time()))
+        # [join end]
+        rank, size, begun = group.rank(), group.size(), trainer.step
+        print(f"worker {worker} is rank {rank} of {size} from step {begun} on", flush=True)
         try:
-            while trainer.step < STEPS:
-                if worker == 2 and generation == 0 and trainer.step == KILLED_AT:
+            while trainer.step < STEPS and size_at(trainer.step) == size:
+                if worker == KILLED and trainer.step == KILLED_AT:
                     os.kill(os.getpid(), signal.SIGKILL)
-                trainer.train(model, slice(rank, None, len(members)))
+                trainer.train(model, slice(rank, None, size))
+                if trainer.step == begun + 1:
+                    store.set(f"trained/{generation}/{worker}", str(time.time()))
+            if rank == 0:
+                store.set(f"ended/{generation}", str(time.time()))
         except dist.DistBackendError as error:
             print(f"worker {worker}: {str(error).splitlines()[0]}", flush=True)
-            generation += 1
+        generation += 1
     alone = Trainer()
     while alone.step < STEPS:
         alone.train(alone.model, slice(None))
     for ours, expected in zip(trainer.model.parameters(), alone.model.parameters(), strict=True):
         torch.testing.assert_close(ours, expected)
-    print(f"worker {worker}: the weights of an unbroken run", flush=True)
+    torch.testing.assert_close(trainer.loss(), alone.loss())
+    print(f"worker {worker}: loss {trainer.loss():.4f} and weights of an unbroken run", flush=True)
 
 
 def main() -> None:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    # A replacement starts in milliseconds: it is forked from a process that has imported what it needs. (The first
+    # A new worker starts in milliseconds: it is forked from a process that has imported what it needs. (The first
     # optimizer of a process imports Dynamo, which takes a second.)
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch._dynamo", "torch.nn.parallel", "phalanx.collectives"])
     c10d.load()
-    workers = {each: context.Process(target=work, args=(each, store.port)) for each in range(WORKERS)}
-    for process in workers.values():
-        process.start()
-    store.set("members/0", " ".join(map(str, workers)))
-    dead = workers.pop(2)
-    dead.join()
+    group_of = changed_group if "--reconfigure" in sys.argv else new_group
+    started: list[Any] = []  # processes, by the number of their worker
+
+    def change(generation: int, members: list[int]) -> None:
+        for worker in range(len(started), max(members) + 1):
+            started.append(context.Process(target=work, args=(worker, generation, store.port, group_of)))
+            started[worker].start()
+        store.set(f"members/{generation}", " ".join(map(str, members)))
+
+    def show(what: str, generation: int, members: list[int], began: float) -> None:
+        last = max(float(store.get(f"trained/{generation}/{worker}")) for worker in members)
+        print(f"{what}: the first step of {len(members)} ranks was over after {last - began:.2f} s", flush=True)
+
+    change(0, [0, 1])
+    store.wait(["ended/0"])
+    change(1, [0, 1, 2, 3])
+    show("two joined", 1, [0, 1, 2, 3], float(store.get("ended/0")))
+    started[KILLED].join()
     began = time.time()
-    workers[WORKERS] = context.Process(target=work, args=(WORKERS, store.port))
-    workers[WORKERS].start()
-    store.set("members/1", " ".join(map(str, workers)))
-    for process in workers.values():
+    change(2, [0, 1, 3, 4])
+    show("one was killed and replaced", 2, [0, 1, 3, 4], began)
+    store.wait(["ended/2"])
+    change(3, [0, 1])
+    show("two left", 3, [0, 1], float(store.get("ended/2")))
+    for process in started:
         process.join()
-    if any(process.exitcode for process in workers.values()):
+    if any(process.exitcode for process in started if process is not started[KILLED]):
         raise SystemExit("a worker failed")
-    last = max(float(store.get(f"back/{worker}")) for worker in workers)
-    print(f"worker 2 was killed; all trained again after {last - began:.2f} s")
 
 
 if __name__ == "__main__":

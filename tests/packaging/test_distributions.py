@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.core.doctor import installed_versions
+from phalanx.core.doctor import _library, installed_versions
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECTS = {
@@ -104,6 +105,19 @@ def test_torch_finds_the_process_group_backend_without_an_import(group: str) -> 
     assert callable(found.load())
     # pip removes in the order of names: the entry point must go before the module that it names.
     assert found.module > "phalanx_collectives"
+
+
+def test_one_command_compiles_all_that_would_be_compiled_later(tmp_path: Path) -> None:
+    compiler, native = tmp_path / "compiler", tmp_path / "native"
+    compiler.write_text('#!/bin/sh\nfor word; do [ "$last" = -o ] && : > "$word"; last=$word; done\n')  # takes no time
+    compiler.chmod(0o700)
+    code = "import sys; from phalanx.core import _cli; sys.exit(_cli.main(['build']))"
+    env = {**os.environ, "PHALANX_NATIVE": str(native), "CXX": str(compiler)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sources = (path.read_text() for path in ROOT.glob("packages/*/src/**/*.py"))
+    expected = {name for text in sources for name in re.findall(r'\bExtension\(\s*"(\w+)"', text)}
+    assert {path.name.partition("-torch")[0] for path in native.iterdir()} == expected == set(_library._NATIVE)
 
 
 def test_importing_core_loads_neither_torch_nor_the_library() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from c10d_groups import has_compiler, native_folder
+from c10d_groups import has_compiler, native_folder, needs_torch
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -21,6 +21,12 @@ def test_the_example_runs(example: Path) -> None:
     if not has_compiler():
         pytest.skip("needs a C++ compiler")
     run(native_folder(), str(example))
+
+
+@pytest.mark.slow
+def test_the_elastic_example_changes_the_members_of_its_group() -> None:
+    needs_torch(2, 14, "reconfigure")
+    run(native_folder(), str(ROOT / "examples" / "elastic.py"), "--reconfigure")
 
 
 def test_the_page_on_examples_lists_every_program() -> None:

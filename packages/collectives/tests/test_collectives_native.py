@@ -33,13 +33,7 @@ def run(*words, native, **environment):
 
 
 def build(native, *words, **environment):
-    # Without what packages above this one add.
-    code = f"""
-import sys
-from phalanx.collectives import _native
-from phalanx.core import _cli
-_native.entry_points = lambda **_: ()
-sys.exit(_cli.main({["build", *words]!r}))"""
+    code = f"import sys; from phalanx.core import _cli; sys.exit(_cli.main({['build', 'collectives', *words]!r}))"
     return run("-c", code, native=native, **environment)
 
 
@@ -128,7 +122,7 @@ def test_without_a_compiler_it_says_so_and_leaves_nothing(tmp_path):
     done = build(tmp_path / "native", PATH="", CXX="")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        "phalanx build: there is no C++ compiler (c++, g++ or clang++); the ops work without one, slower\n"
+        "phalanx build: collectives: there is no C++ compiler (c++, g++ or clang++); the ops work without one, slower\n"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -136,8 +130,14 @@ def test_without_a_compiler_it_says_so_and_leaves_nothing(tmp_path):
 def test_a_compiler_that_fails_is_quoted(tmp_path):
     done = build(tmp_path, CXX="false")
     assert done.returncode == 1
-    assert "phalanx build: false failed (exit status 1)" in done.stderr
+    assert "phalanx build: collectives: false failed (exit status 1)" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_does_not_exist_is_refused(tmp_path):
+    done = build(tmp_path, "colectives")
+    assert done.returncode == 2
+    assert "there is no module 'colectives'; expected some of c10d, collectives" in done.stderr
 
 
 def test_where_it_is(monkeypatch):

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
+from phalanx.core import UnsupportedError
 from phalanx.dtensor import DTensor, Partial, Replicate, Shard, SizedShard, distribute_tensor
 from phalanx.dtensor.experimental import local_map
 from ranks import run_ranks
@@ -105,6 +106,8 @@ def refusals(rank, world_size):
         local_map(lambda a: 3, ROWS)(x)
     with pytest.raises(TypeError, match="output 0 of <lambda> is a DTensor"):
         local_map(lambda a: x, ROWS)(x)
+    with pytest.raises(UnsupportedError, match="local_map: spmd_types=True"):  # torch 2.14
+        local_map(keep, ROWS, spmd_types=True)
 
 
 def both(rank, world_size):

@@ -4,6 +4,7 @@ Kernels run in Triton's interpreter, on host memory, in real processes. For GPUs
 """
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -194,7 +195,14 @@ def test_kernels_compile_for_gpus(tmp_path):  # M32
 
 
 def runs_the_example(rank, world_size):
-    example().run(rank, world_size, str(scratch()))
+    """Started as torchrun starts it: its agent serves the store."""
+    told = torch.distributed.FileStore(str(scratch() / "port"), -1)
+    if rank == 0:
+        server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        told.set("port", str(server.port))
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": told.get("port").decode()}
+    example().main()
 
 
 @needs_triton

@@ -17,14 +17,13 @@ from phalanx.core.cache import cache_path
 from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host
 
 _OLDEST_TORCH, _NEWEST_TORCH = (2, 11), (2, 15)
-# Native modules that are compiled on a host: what each is for, and the module without which nothing uses it.
+# Native modules, which `phalanx build` or their first use compiles: what each is for, and the module that has it.
 _NATIVE = {
     "collectives": ("collectives", "phalanx.collectives"),
     "dtensor": ("DTensor", "phalanx.dtensor"),
     "c10d": ("c10d back end", "phalanx.collectives"),
     "symm_mem_pool": ("memory pool", "phalanx.symm_mem"),
 }
-_BUILT_ON_REQUEST = ("collectives", "dtensor")  # by `phalanx build`; the others are compiled at their first use
 _PIN = re.compile(r"(phalanx[\w-]*)\s*==\s*([\d.]+)\.\*")  # how our distributions name each other
 
 
@@ -139,9 +138,8 @@ def check_native(host: Host) -> Iterator[Finding]:
         return
     states = [f"{_NATIVE[part][0]} {'compiled' if files[part] else 'not compiled'}" for part in parts]
     text = f"{', '.join(states)}, for torch {version} in {folder}"
-    missing = [_NATIVE[part][0] for part in parts if part in _BUILT_ON_REQUEST and not files[part]]
-    if missing:
-        advice = f"`phalanx build` compiles what is missing for {' and '.join(missing)}: calls get faster"
+    if not all(files.values()):
+        advice = "`phalanx build` compiles what is missing: calls get faster, and no first use waits for a compiler"
     else:
         advice = "run `phalanx build` again after upgrading torch or phalanx"
     yield Finding(OK, "compiled", text, advice)

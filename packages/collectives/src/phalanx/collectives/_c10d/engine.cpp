@@ -176,6 +176,9 @@ std::string Engine::token(Milliseconds timeout, const char *title) {
 void Engine::add(const WorkRef &work) {
   const std::lock_guard<std::mutex> guard(lock_);
   places_[work.get()] = under_way_.insert(under_way_.end(), work);
+  if (!abort_hooks_ || !abort_hooks_->any() || stop_) return;
+  watched_.push_back(work);
+  ensure_looked_at();
 }
 
 void Engine::remove(const Work *work) {
@@ -204,6 +207,14 @@ void Engine::watch(const WorkRef &work) {
   const std::lock_guard<std::mutex> guard(lock_);
   if (stop_) return;  // close has completed it
   watched_.push_back(work);
+  ensure_looked_at();
+}
+
+void Engine::watch_all() {
+  if (is_inherited()) return;
+  const std::lock_guard<std::mutex> guard(lock_);
+  if (stop_) return;
+  watched_.insert(watched_.end(), under_way_.begin(), under_way_.end());  // one that is there twice does no harm
   ensure_looked_at();
 }
 

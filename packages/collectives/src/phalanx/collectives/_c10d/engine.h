@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <functional>
 #include <list>
@@ -45,11 +46,13 @@ class AbortHooks {
   void remove(int64_t id);
   void run();    // once until `reset`
   void reset();  // the group has new members
+  bool any() const { return any_.load(std::memory_order_relaxed); }
 
  private:
   std::mutex lock_;
   std::map<int64_t, std::function<void()>> hooks_;
   bool has_run_ = false;
+  std::atomic<bool> any_{false};
 };
 
 // The ranks meet at the first collective or message. After `close` the engine holds nothing of the core, even if the
@@ -90,6 +93,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void remove(const Work *work);           // complete
   void sweep();                            // drops works that only the engine holds, if they are complete
   void watch(const WorkRef &work);         // the work has a future, and perhaps no thread that drives the core
+  void watch_all();                        // abort hooks are to be run although nobody waits for the works under way
   void set_timeout(Milliseconds timeout);  // for calls on the core's group without a timeout of their own
 
   // Whether this process was forked from the one that made the engine. Then it must not be used: its threads are those

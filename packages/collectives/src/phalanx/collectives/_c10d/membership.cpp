@@ -8,6 +8,7 @@ namespace phalanx {
 void AbortHooks::add(int64_t id, std::function<void()> hook) {
   const std::lock_guard<std::mutex> guard(lock_);
   hooks_[id] = std::move(hook);
+  any_ = true;
 }
 
 void AbortHooks::remove(int64_t id) {
@@ -17,6 +18,7 @@ void AbortHooks::remove(int64_t id) {
   if (found == hooks_.end()) return;
   removed = std::move(found->second);
   hooks_.erase(found);
+  any_ = !hooks_.empty();
 }
 
 void AbortHooks::run() {
@@ -110,7 +112,10 @@ void Backend::begin(const WorkRef &work) {
 }
 
 #ifdef C10D_BACKEND_HAS_HOOKS
-void Backend::registerAbortHook(int64_t hook_id, c10d::AbortHook hook) { abort_hooks_->add(hook_id, std::move(hook)); }
+void Backend::registerAbortHook(int64_t hook_id, c10d::AbortHook hook) {
+  abort_hooks_->add(hook_id, std::move(hook));
+  engine_->watch_all();
+}
 
 void Backend::unregisterAbortHook(int64_t hook_id) { abort_hooks_->remove(hook_id); }
 

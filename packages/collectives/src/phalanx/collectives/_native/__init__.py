@@ -68,10 +68,12 @@ def parser() -> argparse.ArgumentParser:
     """The parser of `phalanx build`."""
     made = Parser(
         prog="phalanx build",
-        description="Compile the native fast path of phalanx.collectives, and of phalanx.dtensor where it is "
-        "installed, for the installed torch: calls are some microseconds faster with it, and work the same without it. "
-        "Each module takes about a minute. The exit status is 1 if a module cannot be compiled.",
+        description="Compile for the installed torch what would otherwise be compiled at its first use (c10d, the "
+        "backend of torch.distributed; symm_mem_pool, memory pools), and what is optional (collectives and dtensor, "
+        "fast paths: calls are some microseconds faster with them, and work the same without them). Each module takes "
+        "a minute or more of processor time. The exit status is 1 if a module cannot be compiled.",
     )
+    made.add_argument("modules", nargs="*", metavar="MODULE", help="a module to compile; by default, all of them")
     made.add_argument("--force", action="store_true", help="compile again what is already compiled")
     return made
 
@@ -85,18 +87,21 @@ def main(argv: list[str]) -> int:
     Returns:
         Exit status: 1 if a module cannot be built.
     """
-    force = parser().parse_args(argv).force
-    failures: dict[str, None] = {}
-    # Packages above this one add their own.
-    for make in (ensure, *(point.load() for point in entry_points(group="phalanx.builds"))):
+    given = parser().parse_args(argv)
+    builds = {point.name: point for point in entry_points(group="phalanx.builds")}
+    for name in given.modules:
+        if name not in builds:
+            raise CommandError(f"there is no module {name!r}; expected some of {', '.join(sorted(builds))}", 2)
+    failures: dict[str, list[str]] = {}  # the modules that fail for each reason
+    for name in given.modules or builds:
         try:
-            path, existed = make(force)
+            path, existed = builds[name].load()(given.force)
         except (RuntimeError, OSError) as error:
-            failures[str(error)] = None  # modules that fail for one reason are one failure
+            failures.setdefault(str(error), []).append(name)
         else:
             print(f"already compiled: {path}" if existed else f"compiled: {path}", flush=True)
     if failures:
-        raise CommandError("\n".join(failures))
+        raise CommandError("\n".join(f"{', '.join(names)}: {reason}" for reason, names in failures.items()))
     return 0
 
 

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 
 import phalanx.collectives as pc
+from phalanx.core import UnsupportedError
 from phalanx.dtensor._dtensor_spec import normalize_placements
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._redistribute.comm import wait_if_pending
@@ -28,6 +29,7 @@ def local_map(
     device_mesh: Mesh | None = None,
     *,
     redistribute_inputs: bool = False,
+    spmd_types: bool = False,
 ) -> Callable[..., Any]:
     """A function of DTensors that runs `func` on their local tensors. Differentiable; collective if `func` is.
 
@@ -45,6 +47,7 @@ def local_map(
             input.
         device_mesh: The mesh of the outputs; by default that of the first DTensor.
         redistribute_inputs: Whether to redistribute inputs of other placements, instead of raising.
+        spmd_types: torch 2.14's check of `func` by the package spmd_types. It must be False.
 
     Returns:
         The function; or a decorator, without `func`.
@@ -53,6 +56,7 @@ def local_map(
         ValueError: There is another number of inputs or outputs than of placements, or an input has other placements,
             or is on another mesh than the first.
         TypeError: A value that is not a tensor has placements, a tensor has none, or `func` returned a DTensor.
+        UnsupportedError: `spmd_types` is True.
 
     Source: torch.distributed.tensor.experimental.local_map.
 
@@ -61,6 +65,11 @@ def local_map(
         >>> double(distribute_tensor(torch.arange(4), mesh, [Shard(0)])).full_tensor()
         tensor([0, 2, 4, 6])
     """
+    if spmd_types:
+        raise UnsupportedError(
+            "local_map: spmd_types=True is not supported: the package spmd_types checks functions of torch's DTensor "
+            "only; leave the argument out, and the function runs without that check"
+        )
     if func is None:
         return partial(
             local_map,
