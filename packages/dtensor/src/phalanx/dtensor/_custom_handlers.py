@@ -12,19 +12,15 @@ import torch
 import phalanx.collectives as pc
 from phalanx.dtensor import _fallback, _foreach, _op_plan
 from phalanx.dtensor._algorithms import (  # noqa: F401  (each registers its algorithms)
-    argminmax,
     attention,
-    batch_norm,
     class_parallel_loss,
+    common,
     gather_embedding,
     halo,
-    norm,
-    registry,
-    scan,
-    topk,
-    var_mean,
-    weighted_nll,
+    pieces,
+    statistics,
 )
+from phalanx.dtensor._algorithms.common import Handler
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._graph_agreement import recorded, sent_over
 from phalanx.dtensor._mesh import coordinate_of
@@ -35,7 +31,6 @@ from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import is_recorded, no_dispatch
 from phalanx.dtensor.placement_types import Replicate
 
-Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 aten = torch.ops.aten
 
 _handlers: dict[Any, Handler] = {}
@@ -67,7 +62,7 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
     if choice is not None and not moves:
         return None
     given = _all_distributed(values)
-    found: Handler | None = registry.find(op, choice, moves, values if given is None else given)
+    found = common.find(op, values if given is None else given)
     if found is None:
         return None
     function = found if given is None else _distributing(found)

@@ -12,7 +12,7 @@ placement for each mesh dim, dims in range and not negative.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple, TypeAlias
 
 from torch.types import IntLikeType
@@ -231,6 +231,17 @@ def blocks(source: Sequence[Runs], target: Sequence[Runs]) -> Iterator[Block]:
     for parts in product(*(overlap(a, b) for a, b in zip(source, target, strict=True))):
         yield Block(
             tuple(part[0] for part in parts), tuple(part[1] for part in parts), tuple(part[2] for part in parts)
+        )
+
+
+def boxes(runs: Sequence[Runs]) -> Iterator[Block]:
+    """The boxes of the whole tensor (the target) that a local tensor (the source) has, from the runs of its dims."""
+    places = [zip(accumulate((int(length) for _, length in own), initial=0), own, strict=False) for own in runs]
+    for chosen in product(*places):
+        yield Block(
+            tuple(at for at, _ in chosen),
+            tuple(int(start) for _, (start, _) in chosen),
+            tuple(int(length) for _, (_, length) in chosen),
         )
 
 

@@ -45,7 +45,16 @@ from phalanx.dtensor._random.common import (
     terms,
     whole_values,
 )
-from phalanx.dtensor._random.distributions import bernoulli, need, normal, uniform, whole_numbers
+from phalanx.dtensor._random.distributions import (
+    bernoulli,
+    cauchy,
+    exponential,
+    log_normal,
+    need,
+    normal,
+    uniform,
+    whole_numbers,
+)
 from phalanx.dtensor._random.fill import Distribution
 from phalanx.dtensor._random.replicated import multinomial, seeded_fallback
 from phalanx.dtensor._redistribute import plan_redistribute
@@ -82,54 +91,24 @@ def _fill(op: Any, tensor: Any, distribution: Distribution, generator: torch.Gen
 
 # ---- in place -------------------------------------------------------------------------------------------------------
 
-
-@_handles(aten.normal_.default)
-def _normal_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, mean, std, generator = bound(op, args, kwargs)
-    return _fill(op, tensor, normal(op, tensor.dtype, mean, std), generator)
-
-
-@_handles(aten.uniform_.default)
-def _uniform_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, low, high, generator = bound(op, args, kwargs)
-    return _fill(op, tensor, uniform(op, tensor.dtype, low, high), generator)
-
-
-@_handles(aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
-def _random_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    given = arguments_of(op, args, kwargs)
-    tensor = given["self"]
-    return _fill(op, tensor, whole_numbers(op, tensor.dtype, given.get("from"), given.get("to")), given["generator"])
+# Called with (op, dtype, the arguments between the tensor and the generator).
+_IN_PLACE: dict[Any, Callable[..., Distribution]] = {
+    aten.normal_.default: normal,
+    aten.uniform_.default: uniform,
+    aten.random_.default: whole_numbers,
+    aten.random_.to: lambda op, dtype, high: whole_numbers(op, dtype, None, high),
+    getattr(aten.random_, "from"): whole_numbers,
+    aten.bernoulli_.float: bernoulli,
+    aten.exponential_.default: exponential,
+    aten.cauchy_.default: cauchy,
+    aten.log_normal_.default: log_normal,
+}
 
 
-@_handles(aten.bernoulli_.float)
-def _bernoulli_float_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, p, generator = bound(op, args, kwargs)
-    return _fill(op, tensor, bernoulli(op, tensor.dtype, p), generator)
-
-
-@_handles(aten.exponential_.default)
-def _exponential_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, rate, generator = bound(op, args, kwargs)
-    need(op, rate > 0, f"expects lambda > 0.0, but found lambda={rate}")
-    need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Distribution(Kind.EXPONENTIAL, rate, 0.0), generator)
-
-
-@_handles(aten.cauchy_.default)
-def _cauchy_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, median, scale, generator = bound(op, args, kwargs)
-    need(op, scale > 0, f"expects sigma > 0.0, but found sigma={scale}")
-    need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Distribution(Kind.CAUCHY, median, scale), generator)
-
-
-@_handles(aten.log_normal_.default)
-def _log_normal_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, mean, std, generator = bound(op, args, kwargs)
-    need(op, std > 0, f"expects std > 0.0, but found std={std}")
-    need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Distribution(Kind.LOG_NORMAL, mean, std), generator)
+@_handles(*_IN_PLACE)
+def _in_place(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    tensor, *given, generator = bound(op, args, kwargs)
+    return _fill(op, tensor, _IN_PLACE[op](op, tensor.dtype, *given), generator)
 
 
 def _put(op: Any, tensor: Any, make: Callable[[DTensorSpec], torch.Tensor]) -> Any:
@@ -152,10 +131,8 @@ def _geometric_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
     def make(spec: DTensorSpec) -> torch.Tensor:
         # The first success is in the trial in which an exponential clock of that rate strikes.
-        distribution = Distribution(Kind.EXPONENTIAL, -log1p(-p), 0.0)
-        return new_local(
-            spec.replace(dtype=torch.float64), distribution, generator, tensor._local_tensor.device
-        ).ceil_()
+        distribution, wide = Distribution(Kind.EXPONENTIAL, -log1p(-p), 0.0), spec.replace(dtype=torch.float64)
+        return new_local(wide, distribution, generator, tensor._local_tensor.device).ceil_()
 
     return _put(op, tensor, make)
 
@@ -169,42 +146,40 @@ def _bernoulli_tensor_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 # ---- new tensors ----------------------------------------------------------------------------------------------------
 
 
-def _like(
-    op: Any, args: Sequence[Any], kwargs: dict[str, Any], distribution: Callable[[torch.dtype], Distribution]
-) -> Any:
-    given = arguments_of(op, args, kwargs)
-    like = distributed(op, given["self"])
-    spec = spec_like(like._spec, given["dtype"], given["memory_format"])
-    device = given["device"] or like._local_tensor.device
-    return DTensor._wrap(new_local(spec, distribution(spec.dtype), given.get("generator"), device), spec)
+def _whole_number_like(op: Any, dtype: torch.dtype, given: dict[str, Any]) -> Distribution:
+    high = given["high"]
+    return whole_numbers(op, dtype, given.get("low", 0), int(high.item()) if isinstance(high, torch.Tensor) else high)
 
 
-@_handles(aten.rand_like.default, aten.rand_like.generator)
-def _rand_like(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _like(op, args, kwargs, lambda dtype: uniform(op, dtype, 0.0, 1.0))
-
-
-@_handles(aten.randn_like.default, aten.randn_like.generator)
-def _randn_like(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _like(op, args, kwargs, lambda dtype: normal(op, dtype, 0.0, 1.0))
+# Called with (op, dtype of the result, arguments by name).
+_LIKE: dict[Any, Callable[[Any, torch.dtype, dict[str, Any]], Distribution]] = {
+    aten.rand_like: lambda op, dtype, given: uniform(op, dtype, 0.0, 1.0),
+    aten.randn_like: lambda op, dtype, given: normal(op, dtype, 0.0, 1.0),
+    aten.randint_like: _whole_number_like,
+    aten.bernoulli: lambda op, dtype, given: bernoulli(op, dtype, given["p"]),
+}
 
 
 @_handles(
+    aten.rand_like.default,
+    aten.rand_like.generator,
+    aten.randn_like.default,
+    aten.randn_like.generator,
     aten.randint_like.default,
     aten.randint_like.generator,
     aten.randint_like.low_dtype,
     aten.randint_like.low_generator_dtype,
+    aten.randint_like.Tensor,
+    aten.randint_like.Tensor_generator,
+    aten.bernoulli.p,
 )
-def _randint_like(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _like(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     given = arguments_of(op, args, kwargs)
-    return _like(op, args, kwargs, lambda dtype: whole_numbers(op, dtype, given.get("low", 0), given["high"]))
-
-
-@_handles(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
-def _randint_like_tensor(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    values = bound(op, args, kwargs)
-    high = int(values[1].item())
-    return _like(op, args, kwargs, lambda dtype: whole_numbers(op, dtype, 0, high))
+    like = distributed(op, given["self"])
+    spec = spec_like(like._spec, given.get("dtype"), given.get("memory_format"))
+    distribution = _LIKE[op._overloadpacket](op, spec.dtype, given)
+    device = given.get("device") or like._local_tensor.device
+    return DTensor._wrap(new_local(spec, distribution, given.get("generator"), device), spec)
 
 
 def _of_probabilities(op: Any, p: torch.Tensor, spec: DTensorSpec, generator: torch.Generator | None) -> torch.Tensor:
@@ -219,37 +194,14 @@ def _broadcast(op: Any, value: Any, spec: DTensorSpec) -> torch.Tensor:
         plain: torch.Tensor = value
         return plain
     value = distributed(op, value)
-    if value.shape == spec.shape:
-        return read(value, spec)
-    wide = value.expand(spec.shape)
-    return read(wide, spec)
+    return read(value if value.shape == spec.shape else value.expand(spec.shape), spec)
 
 
-@_handles(aten.bernoulli.default)
+@_handles(aten.bernoulli.default, aten.bernoulli.Tensor)
 def _bernoulli_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    p, generator = bound(op, args, kwargs)
-    spec = spec_like(p._spec, None, None)
-    return DTensor._wrap(_of_probabilities(op, read(p), spec, generator), spec)
-
-
-@_handles(aten.bernoulli.Tensor)
-def _bernoulli_tensor(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    like, p, generator = bound(op, args, kwargs)
-    spec = spec_like(distributed(op, like)._spec, None, None)
-    return DTensor._wrap(_of_probabilities(op, _broadcast(op, p, spec), spec, generator), spec)
-
-
-@_handles(aten.bernoulli.p)
-def _bernoulli_p(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    like, p, generator = bound(op, args, kwargs)
-    return _new_like(op, like, lambda dtype: bernoulli(op, dtype, p), generator)
-
-
-def _new_like(
-    op: Any, like: Any, distribution: Callable[[torch.dtype], Distribution], generator: torch.Generator | None
-) -> Any:
-    spec = spec_like(like._spec, None, None)
-    return DTensor._wrap(new_local(spec, distribution(spec.dtype), generator, like._local_tensor.device), spec)
+    *tensors, generator = bound(op, args, kwargs)
+    spec = spec_like(distributed(op, tensors[0])._spec, None, None)
+    return DTensor._wrap(_of_probabilities(op, _broadcast(op, tensors[-1], spec), spec, generator), spec)
 
 
 @_handles(aten.normal.float_Tensor, aten.normal.Tensor_float, aten.normal.Tensor_Tensor)
@@ -276,33 +228,22 @@ def _normal_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 # ---- dropout --------------------------------------------------------------------------------------------------------
 
 
-def _mask(op: Any, x: Any, keep: float, generator: torch.Generator | None = None) -> tuple[torch.Tensor, DTensorSpec]:
-    need(op, 0 <= keep <= 1, f"dropout probability has to be between 0 and 1, but got {1 - keep}")
+@_handles(aten.native_dropout.default, aten._fused_dropout.default)
+def _dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """(input, p, train), or (input, the probability to keep, generator) with a mask of bytes."""
+    x, p, last = bound(op, args, kwargs)
+    is_fused = op is aten._fused_dropout.default
     spec = whole_values(x._spec).replace(shape=x.shape, dtype=torch.bool)
-    return new_local(spec, Distribution(Kind.BERNOULLI, keep, 0.0), generator, x._local_tensor.device), spec
-
-
-@_handles(aten.native_dropout.default)
-def _native_dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    x, p, train = bound(op, args, kwargs)
-    keep = 1.0 - p
-    if train is False:
-        mask_spec = x._spec.replace(placements=whole_values(x._spec).placements, shape=x.shape, dtype=torch.bool)
-        ones = empty_local(mask_spec, x._local_tensor.device).fill_(True)
-        return DTensor._wrap(x._local_tensor.clone(), x._spec), DTensor._wrap(ones, mask_spec)
-    mask, mask_spec = _mask(op, x, keep)
-    local = read(x)
-    out = local.mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep)
-    return DTensor._wrap(out, whole_values(x._spec)), DTensor._wrap(mask, mask_spec)
-
-
-@_handles(aten._fused_dropout.default)
-def _fused_dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    x, keep, generator = bound(op, args, kwargs)  # the probability to keep, of this one
-    mask, mask_spec = _mask(op, x, keep, generator)
-    out = read(x).mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep)
-    byte = mask_spec.replace(dtype=torch.uint8)
-    return DTensor._wrap(out, whole_values(x._spec)), DTensor._wrap(mask.to(torch.uint8), byte)
+    device = x._local_tensor.device
+    if not is_fused and last is False:
+        ones = empty_local(spec, device).fill_(True)
+        return DTensor._wrap(x._local_tensor.clone(), x._spec), DTensor._wrap(ones, spec)
+    keep = p if is_fused else 1.0 - p
+    need(op, 0 <= keep <= 1, f"dropout probability has to be between 0 and 1, but got {1 - keep}")
+    mask = new_local(spec, Distribution(Kind.BERNOULLI, keep, 0.0), last if is_fused else None, device)
+    out = DTensor._wrap(read(x).mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep), whole_values(x._spec))
+    kind = torch.uint8 if is_fused else torch.bool
+    return out, DTensor._wrap(mask.to(kind), spec.replace(dtype=kind))
 
 
 @_handles(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default)
@@ -331,15 +272,7 @@ def _rrelu_with_noise(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
 
 # ---- the rest -------------------------------------------------------------------------------------------------------
 
-RANDOM_OPS[aten.multinomial.default] = multinomial
-RANDOM_OPS.update(
-    dict.fromkeys(
-        (
-            aten.poisson.default,
-            aten.binomial.default,
-            aten._standard_gamma.default,
-            aten._sample_dirichlet.default,
-        ),
-        seeded_fallback,
-    )
+_handles(aten.multinomial.default)(multinomial)
+_handles(aten.poisson.default, aten.binomial.default, aten._standard_gamma.default, aten._sample_dirichlet.default)(
+    seeded_fallback
 )

@@ -5,15 +5,12 @@ tensors: most factors are cut only where every rank gets a part.
 """
 
 from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_rules, rule
-
-
-def _space(name: str, count: int) -> str:
-    return " ".join(f"{name}{index}!" for index in range(count))
+from phalanx.dtensor._rules.rule_builder import numbered
 
 
 def _weight(call: Call, weight: int, transposed: int, groups: int) -> tuple[str, str, str]:
     """(channels in, channels out, dims of the weight)."""
-    kernel = _space("k", call[weight].ndim - 2)
+    kernel = numbered("k", call[weight].ndim - 2)
     if call[groups] != 1:
         # A group ties channels in to channels out: cut, their sizes would have to agree with the groups.
         return "c!", "o!", f"v! w! {kernel}"
@@ -27,8 +24,8 @@ def _convolution(call: Call) -> RuleSpec:
     if call[0].ndim != count + 2:
         return None
     into, out, weight = _weight(call, 1, 6, 8)
-    text = f"n {into} {_space('s', count)}, {weight}{f', {out}' if call[2] is not None else ''}"
-    text += f" -> n {out.rstrip('!')} {_space('t', count)}"
+    text = f"n {into} {numbered('s', count)}, {weight}{f', {out}' if call[2] is not None else ''}"
+    text += f" -> n {out.rstrip('!')} {numbered('t', count)}"
     plus = "+2" if call[2] is not None else ""
     passes = f" ; lin 0{plus}|1{plus} ; full n"
     return text + (passes if "!" in into else f" ; c:sum{plus}{passes} c o")
@@ -42,10 +39,10 @@ def _convolution_backward(call: Call) -> RuleSpec:
     if call[1].ndim != count + 2:
         return None
     into, out, weight = _weight(call, 2, 7, 9)
-    data = f"n {into} {_space('s', count)}"
+    data = f"n {into} {numbered('s', count)}"
     every = (data, weight, out)
     outputs = [one for one, wanted in zip(every, call[10], strict=True) if wanted]
-    text = f"n {out} {_space('t', count)}, {data}, {weight} -> {', '.join(outputs)} ; lin 0 ; full n"
+    text = f"n {out} {numbered('t', count)}, {data}, {weight} -> {', '.join(outputs)} ; lin 0 ; full n"
     if "!" not in into:
         text += " c o"
     clauses = []
@@ -65,8 +62,8 @@ def _convolution_backward(call: Call) -> RuleSpec:
 
 
 def _forward(count: int, outputs: int = 1, passes: str = " ; lin 0") -> RuleFunction:
-    out = ", ".join([f"... {_space('t', count)}"] * outputs)
-    text = f"... {_space('s', count)} -> {out} ; full ..."
+    out = ", ".join([f"... {numbered('t', count)}"] * outputs)
+    text = f"... {numbered('s', count)} -> {out} ; full ..."
     # A mean of ints is rounded: not linear.
     return lambda call: text + (passes if call.tensors[0].dtype.is_floating_point else "")
 
@@ -75,7 +72,7 @@ def _backward(count: int, size: int | None = None) -> RuleFunction:
     """(grad_output, self, ..., [indices]); with `size`, that argument is the shape of self instead."""
 
     def write(call: Call) -> RuleSpec:
-        small, large = f"... {_space('t', count)}", f"... {_space('s', count)}"
+        small, large = f"... {numbered('t', count)}", f"... {numbered('s', count)}"
         inputs = [small] + ([large] if size is None else []) + [small] * (len(call.tensors) - 2)
         tail = "" if size is None else f" ; size {size}"
         return f"{', '.join(inputs)} -> {large} ; lin 0 ; full ...{tail}"
@@ -146,19 +143,3 @@ def _pixel_unshuffle(call: Call) -> RuleSpec:
     factor, shape = call[1], call.tensors[0].shape
     sizes = {"h": shape[-2] // factor, "w": shape[-1] // factor, "p": factor, "q": factor}
     return "... c (h p!) (w q!) -> ... (c p q) h w ; pass 0 ; full ... c h w", sizes
-
-
-@rule("aten.glu.default")
-def _glu(call: Call) -> RuleSpec:
-    rank, dim = call.tensors[0].ndim, call.dim(1)
-    words = [f"d{index}" for index in range(rank)]
-    return f"{' '.join([*words[:dim], 'i!', *words[dim + 1 :]])} -> {' '.join([*words[:dim], 'o!', *words[dim + 1 :]])}"
-
-
-@rule("aten.glu_backward.default")
-def _glu_backward(call: Call) -> RuleSpec:
-    # (grad_output, self, dim)
-    rank, dim = call.tensors[1].ndim, call.dim(2, 1)
-    words = [f"d{index}" for index in range(rank)]
-    own = " ".join([*words[:dim], "i!", *words[dim + 1 :]])
-    return f"{' '.join([*words[:dim], 'o!', *words[dim + 1 :]])}, {own} -> {own} ; lin 0"

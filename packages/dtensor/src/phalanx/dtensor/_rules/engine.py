@@ -14,16 +14,13 @@ from phalanx.dtensor._rules.constraints import (
     Aligned,
     AllOne,
     Broadcast,
-    Comparable,
     Condition,
     EachHas,
     ExpandedDims,
-    Linear,
+    Means,
     NotEmpty,
     OpSizes,
-    Ordered,
     SameSize,
-    Summable,
     Where,
 )
 from phalanx.dtensor._rules.parser import BATCH, RuleError, TensorDims, parse
@@ -31,6 +28,17 @@ from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard
 
 PARTIAL_OPS: dict[str, str] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "product"}
 """The op of the Partial that a reduction of a rule leaves."""
+
+# For each clause the Partials that it lets pass, and what comes out; None: it is whole. Others pass as they are.
+_KINDS: dict[str, tuple[tuple[str, str | None], ...]] = {
+    "lin": (("sum", "sum"),),
+    "up": (("max", "max"), ("min", "min")),
+    "down": (("max", "min"), ("min", "max")),
+    "drop": tuple((kind, None) for kind in ("sum", "max", "min", "product")),
+    "pass": tuple((kind, kind) for kind in ("sum", "max", "min", "product")),
+}
+# What a Partial must mean in the dtype of the inputs; for other clauses, that it is a sum, or an extreme.
+_NEEDED = {"lin": "linear", "up": "rising", "down": "rising"}
 
 # More inputs than this broadcast in one way only, with the same split of all: 2**n - 1 ways would be too many.
 _MOST_BROADCAST = 4
@@ -129,30 +137,14 @@ class _Deriver:
         for factor in self.factors():
             yield from self.cut(factor)
         for one in self.rule.passes:
-            kinds: tuple[tuple[str, str | None], ...] = {
-                "lin": (("sum", "sum"),),
-                "up": (("max", "max"), ("min", "min")),
-                "down": (("max", "min"), ("min", "max")),
-                "drop": tuple((kind, None) for kind in ("sum", "max", "min", "product")),
-                "pass": tuple((kind, kind) for kind in ("sum", "max", "min", "product")),
-            }.get(one.kind, ((PARTIAL_OPS.get(one.kind, ""),) * 2,))
-            for kind_in, kind_out in kinds:
+            for kind_in, kind_out in _KINDS.get(one.kind, ((PARTIAL_OPS.get(one.kind, ""),) * 2,)):
                 inputs = whole.copy()
                 for index in one.inputs:
                     inputs[index] = Partial(kind_in)
-                conditions: dict[str, Condition] = {
-                    "sum": Summable(one.inputs),
-                    "max": Comparable(one.inputs),
-                    "min": Comparable(one.inputs),
-                }
-                condition = conditions.get(kind_in)
-                if one.kind in ("up", "down"):
-                    condition = Ordered(one.inputs)
-                elif one.kind == "lin":
-                    condition = Linear(one.inputs)
+                meaning = _NEEDED.get(one.kind, {"sum": "sum", "max": "extreme", "min": "extreme"}.get(kind_in))
                 output = Replicate() if kind_out is None else Partial(kind_out)
-                outputs: tuple[Placement, ...] = (output,) * len(self.outputs)
-                yield Strategy(tuple(inputs), outputs, None, (condition,) if condition else ())
+                conditions = () if meaning is None else (Means(meaning, one.inputs),)
+                yield Strategy(tuple(inputs), (output,) * len(self.outputs), None, conditions)
 
     def cut(self, factor: str) -> Iterator[Strategy]:
         """Strategies that cut a factor: one, or one for each way in which inputs broadcast in it."""

@@ -89,9 +89,9 @@ class Call:
         rank = max(1, self.tensors[tensor].ndim)
         return int(self.args[index]) % rank
 
-    def dims(self, index: int, tensor: int = 0) -> list[int]:
-        """Argument `index`, dims of a tensor; all of them if it is None or empty."""
-        rank = self.tensors[tensor].ndim
+    def dims(self, index: int, rank: int | None = None) -> list[int]:
+        """Argument `index`, dims of the first tensor or of one of that rank; all of them if it is None or empty."""
+        rank = self.tensors[0].ndim if rank is None else rank
         value = self.args[index]
         if value is None or value == []:
             return list(range(rank))
