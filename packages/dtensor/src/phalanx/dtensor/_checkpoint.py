@@ -41,14 +41,9 @@ def _boxes(tensor: Any) -> list[_layout.Block]:
 
 
 def write_items(fqn: str, tensor: Any) -> list[Any]:
-    """The parts of a DTensor that this rank writes. Not collective.
+    """The parts of a DTensor that this rank writes, under the name of the tensor in the state dict. Not collective.
 
-    Args:
-        fqn: The name of the tensor in the state dict.
-        tensor: The DTensor.
-
-    Returns:
-        A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or without elements.
+    A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or without elements.
 
     Raises:
         RuntimeError: The tensor is Partial.
@@ -85,9 +80,7 @@ def chunk_list(tensor: Any) -> list[Any]:
 def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
     """The part of the local tensor that is one of its boxes; a view, so that it can be read into. Not collective.
 
-    Args:
-        tensor: The DTensor.
-        index: A MetadataIndex of torch.distributed.checkpoint, whose offset is that of a box.
+    The index is a MetadataIndex of torch.distributed.checkpoint, whose offset is that of a box.
 
     Raises:
         RuntimeError: The tensor is Partial.

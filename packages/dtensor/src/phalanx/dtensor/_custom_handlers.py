@@ -70,7 +70,7 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
     def run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not is_recorded():
             return function(op, args, kwargs)
-        spec = next(one for one in _flat((*args, *kwargs.values())) if isinstance(one, DTensor))._spec
+        spec = next(one for one in _op_plan.flat((*args, *kwargs.values())) if isinstance(one, DTensor))._spec
         with recorded((sent_over(spec.mesh, f"{op}, by an algorithm of its own,"),), spec.dtype):
             return function(op, args, kwargs)
 
@@ -81,13 +81,9 @@ def _distributing(function: Handler) -> Handler:
     return lambda op, args, kwargs: function(op, _all_distributed(args) or args, kwargs)
 
 
-def _flat(values: Sequence[Any]) -> list[Any]:
-    return [one for value in values for one in (value if _op_plan.is_list(value) else (value,))]
-
-
 def _all_distributed(values: Sequence[Any]) -> list[Any] | None:
     """Arguments with plain tensors, where these count as replicated, as DTensors; None if there are none."""
-    leaves = _flat(values)
+    leaves = _op_plan.flat(values)
     if not any(isinstance(one, torch.Tensor) and not isinstance(one, DTensor) for one in leaves):
         return None
     mesh = next(one._spec.mesh for one in leaves if isinstance(one, DTensor))

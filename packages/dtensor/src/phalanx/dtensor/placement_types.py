@@ -76,7 +76,7 @@ def _values(self: Any, placement: Any) -> tuple[Any, ...]:
     return tuple(getattr(placement, name) for name in self._names)
 
 
-def _hash(self: Any) -> int:
+def _hash_of(self: Any) -> int:
     return self._hash  # type: ignore[no-any-return]
 
 
@@ -130,7 +130,7 @@ class Shard(_Shard):
 
     _names: ClassVar = ("dim",)
     __eq__ = _equal
-    __hash__ = _hash
+    __hash__ = _hash_of
     __reduce__ = _reduced
     __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable
@@ -187,7 +187,7 @@ class SizedShard(Placement):
         return f"S({self.dim}, {list(self.sizes)})"
 
     _names: ClassVar = ("dim", "sizes")
-    __hash__ = _hash
+    __hash__ = _hash_of
     __reduce__ = _reduced
     __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable
@@ -239,7 +239,7 @@ class StridedShard(_Strided):  # type: ignore[misc]  # a private class of torch 
 
     _names: ClassVar = ("dim", "split_factor")
     __eq__ = _equal
-    __hash__ = _hash
+    __hash__ = _hash_of
     __reduce__ = _reduced
     __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable
@@ -318,7 +318,7 @@ class Partial(_Partial):
 
     _names: ClassVar = ("reduce_op",)
     __eq__ = _equal
-    __hash__ = _hash
+    __hash__ = _hash_of
     __reduce__ = _reduced
     __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable

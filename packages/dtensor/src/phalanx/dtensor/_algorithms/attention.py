@@ -109,6 +109,6 @@ def attention_backward(op: Any, grad: Any, query: Any, key: Any, value: Any, *re
     spec: DTensorSpec = query._spec
     given = (query, key, value)
     grad, output, total = (redistribute_local(one, spec.placements) for one in (grad, output, total))
-    locals_ = (one._local_tensor for one in given)
+    locals_ = query._local_tensor, key._local_tensor, value._local_tensor
     found = ring_attention_backward(grad, *locals_, output, total, _ring(spec, key._spec), causal, scale)
     return tuple(as_before(one, of._spec) for one, of in zip(found, given, strict=True))

@@ -12,18 +12,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import (
-    algorithm,
-    as_before,
-    computed,
-    gathered,
-    is_cut_plainly,
-    offset_of,
-    redistribute_local,
-    reduced,
-    replicated,
-    wrapped,
-)
+from phalanx.dtensor._algorithms import common
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import call_bound
@@ -40,7 +29,7 @@ def _is_cut(spec: DTensorSpec, dim: int) -> bool:
     """Whether the classes are cut, and there are scores. Other dims may have symbolic sizes."""
     if not spec.ndim or any(type(size) is int and size == 0 for size in spec.shape):
         return False
-    return is_cut_plainly(spec, [dim % spec.ndim], may_be_symbolic=True)
+    return common.is_cut_plainly(spec, [dim % spec.ndim], may_be_symbolic=True)
 
 
 def _takes_softmax(scores: Any, dim: int, half_to_float: bool) -> bool:
@@ -57,36 +46,41 @@ def _extent(local: torch.Tensor, spec: DTensorSpec, dim: int) -> tuple[torch.Ten
         own = (local - high.masked_fill(high == -torch.inf, 0)).exp_().sum(dim, keepdim=True)
     else:
         high, own = local.new_full(shape, -torch.inf), local.new_zeros(shape)
-    parts = gathered(torch.stack((high, own)), spec.mesh, spec.mesh_dims_of(dim))
+    parts = common.gathered(torch.stack((high, own)), spec.mesh, spec.mesh_dims_of(dim))
     top = parts[:, 0].amax(0)
     return top, (parts[:, 1] * (parts[:, 0] - top).exp_()).sum(0)
 
 
-@algorithm("aten._log_softmax.default", "aten._softmax.default", takes=_takes_softmax)
+@common.algorithm("aten._log_softmax.default", "aten._softmax.default", takes=_takes_softmax)
 def softmax(op: Any, scores: Any, dim: int, half_to_float: bool) -> Any:
     """-> output, sharded as the scores."""
     spec: DTensorSpec = scores._spec
-    local = computed(scores._local_tensor)
+    local = common.computed(scores._local_tensor)
     top, total = _extent(local, spec, dim % spec.ndim)
     shifted = local - top
     result = shifted.sub_(total.log_()) if "log" in op._schema.name else shifted.exp_().div_(total)
-    return as_before(result.to(spec.dtype), spec)
+    return common.as_before(result.to(spec.dtype), spec)
 
 
 def _takes_gradient(grad: Any, output: Any, dim: int, input_dtype: Any) -> bool:
     return _is_cut(output._spec, dim)
 
 
-@algorithm("aten._log_softmax_backward_data.default", "aten._softmax_backward_data.default", takes=_takes_gradient)
+@common.algorithm(
+    "aten._log_softmax_backward_data.default", "aten._softmax_backward_data.default", takes=_takes_gradient
+)
 def softmax_backward(op: Any, grad: Any, output: Any, dim: int, input_dtype: Any) -> Any:
     """-> grad_input, sharded as output."""
     spec: DTensorSpec = output._spec
     dim = dim % spec.ndim
     is_log = "log" in op._schema.name
-    gradient, values = computed(redistribute_local(grad, spec.placements)), computed(output._local_tensor)
+    gradient, values = (
+        common.computed(common.redistribute_local(grad, spec.placements)),
+        common.computed(output._local_tensor),
+    )
     weighted = gradient if is_log else gradient * values
-    total = reduced(weighted.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
-    return as_before((weighted - (values.exp() if is_log else values) * total).to(input_dtype), spec)
+    total = common.reduced(weighted.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
+    return common.as_before((weighted - (values.exp() if is_log else values) * total).to(input_dtype), spec)
 
 
 # ---- negative log-likelihood ----------------------------------------------------------------------------------------
@@ -116,7 +110,7 @@ class _Picked:
         self.placements: list[AnyPlacement] = [
             Replicate() if dim in (None, self.dim) else Shard(dim - (dim > self.dim)) for dim in dims
         ]
-        local = redistribute_local(target, self.placements)
+        local = common.redistribute_local(target, self.placements)
         self.counts = local != ignored
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
         if is_traced():
@@ -126,7 +120,7 @@ class _Picked:
             # Ranks with another part of the batch do not see this one's targets.
             is_wrong = outside.any()
             if self.others:
-                is_wrong = reduced(is_wrong.to(torch.int32), "max", spec.mesh, self.others)
+                is_wrong = common.reduced(is_wrong.to(torch.int32), "max", spec.mesh, self.others)
             if bool(is_wrong):
                 first = local[outside].flatten()[:1]
                 target = f"target {int(first)}" if first.numel() else "a target of another rank"
@@ -135,13 +129,13 @@ class _Picked:
                     f"{spec.shape[self.dim] - 1}"
                 )
         own = spec.local_shape[self.dim]
-        index = local - offset_of(spec, self.dim)
+        index = local - common.offset_of(spec, self.dim)
         self.here = self.counts & (index >= 0) & (index < own)
         self.index = index.masked_fill_(~self.here, 0)
         self.weight = None
         if weight is not None:
             cut = [Shard(0) if index in self.mesh_dims else Replicate() for index in range(spec.mesh.ndim)]
-            self.weight = redistribute_local(weight, cut)
+            self.weight = common.redistribute_local(weight, cut)
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The score that each target picks; 0 where another rank has it, or it does not count."""
@@ -159,7 +153,7 @@ class _Picked:
         return self.weight[self.index].masked_fill_(~self.here, 0)
 
 
-@algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_scores)
+@common.algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_scores)
 def nll_loss(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ignored: int) -> tuple[Any, Any]:
     """-> (output, total_weight).
 
@@ -174,27 +168,27 @@ def nll_loss(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ign
     if weights is not None:
         loss = loss * weights
     if reduction == _NONE and spec.ndim > 1:
-        loss = reduced(loss, "sum", mesh, picked.mesh_dims)
+        loss = common.reduced(loss, "sum", mesh, picked.mesh_dims)
         shape = [size for index, size in enumerate(spec.shape) if index != picked.dim]
-        return wrapped(loss, mesh, picked.placements, shape), replicated(local.new_zeros(()), mesh)
+        return common.wrapped(loss, mesh, picked.placements, shape), common.replicated(local.new_zeros(()), mesh)
     total = picked.counts.sum().to(local.dtype) if weights is None else weights.sum()
     loss = loss.sum()
     if weights is None:
-        loss = reduced(loss, "sum", mesh, picked.mesh_dims)
+        loss = common.reduced(loss, "sum", mesh, picked.mesh_dims)
     else:
-        loss, total = reduced(torch.stack((loss, total)), "sum", mesh, picked.mesh_dims).unbind()
-    total = reduced(total, "sum", mesh, picked.others)
+        loss, total = common.reduced(torch.stack((loss, total)), "sum", mesh, picked.mesh_dims).unbind()
+    total = common.reduced(total, "sum", mesh, picked.others)
     if reduction == _MEAN:
         loss = loss / total
     parts = [Partial("sum") if index in picked.others else Replicate() for index in range(mesh.ndim)]
-    return wrapped(loss, mesh, parts, ()), replicated(total, mesh)
+    return common.wrapped(loss, mesh, parts, ()), common.replicated(total, mesh)
 
 
 def _takes_scores_backward(grad: Any, scores: Any, *_: Any) -> bool:
     return _takes_scores(scores)
 
 
-@algorithm("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", takes=_takes_scores_backward)
+@common.algorithm("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", takes=_takes_scores_backward)
 def nll_loss_backward(
     op: Any, grad: Any, scores: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
 ) -> Any:
@@ -202,9 +196,9 @@ def nll_loss_backward(
     spec: DTensorSpec = scores._spec
     picked = _Picked(op, spec, target, weight, ignored)
     whole = (Replicate(),) * spec.mesh.ndim
-    gradient = redistribute_local(grad, picked.placements if grad.ndim else whole)
+    gradient = common.redistribute_local(grad, picked.placements if grad.ndim else whole)
     if reduction == _MEAN:
-        gradient = gradient / redistribute_local(total, whole)
+        gradient = gradient / common.redistribute_local(total, whole)
     weights = picked.weights()
     value = gradient.neg().expand(picked.index.shape) if weights is None else -gradient * weights
     result = torch.zeros_like(scores._local_tensor)
@@ -212,7 +206,7 @@ def nll_loss_backward(
         # Where another rank has the target, class 0 of this one would be written: with its 0.
         value = value.masked_fill(~picked.here, 0)
         result.scatter_(picked.dim, picked.index.unsqueeze(picked.dim), value.unsqueeze(picked.dim))
-    return as_before(result, spec)
+    return common.as_before(result, spec)
 
 
 # ---- the mean over a sharded batch ----------------------------------------------------------------------------------
@@ -222,10 +216,10 @@ def _takes_batch(scores: Any, target: Any, weight: Any, reduction: int, ignored:
     spec: DTensorSpec = scores._spec
     if reduction != _MEAN or spec.ndim < 2 or spec.shape.numel() == 0:
         return False
-    return is_cut_plainly(spec, range(spec.ndim)) and not spec.mesh_dims_of(1)
+    return common.is_cut_plainly(spec, range(spec.ndim)) and not spec.mesh_dims_of(1)
 
 
-@algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_batch)
+@common.algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_batch)
 def nll_loss_of_batch(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ignored: int) -> tuple[Any, Any]:
     """-> (output, total_weight): output is a Partial(sum)."""
     spec: DTensorSpec = scores._spec
@@ -234,24 +228,24 @@ def nll_loss_of_batch(op: Any, scores: Any, target: Any, weight: Any, reduction:
         Shard(one.dim - (one.dim > 1)) if isinstance(one, Shard) else Replicate() for one in spec.placements
     ]
     cut = [mesh_dim for mesh_dim, one in enumerate(placements) if isinstance(one, Shard)]
-    local_weight = None if weight is None else redistribute_local(weight, (Replicate(),) * spec.mesh.ndim)
+    local_weight = None if weight is None else common.redistribute_local(weight, (Replicate(),) * spec.mesh.ndim)
     local = scores._local_tensor
     loss, total = local.new_zeros(()), local.new_zeros(())
     error: IndexError | None = None
     try:
-        found = call_bound(op, [local, redistribute_local(target, placements), local_weight, _SUM, ignored])
+        found = call_bound(op, [local, common.redistribute_local(target, placements), local_weight, _SUM, ignored])
         loss, total = found if local.numel() else (loss, total)
     except IndexError as refusal:
         error = refusal
     if type(local) is torch.Tensor and local.device.type == "cpu":
         # Ranks tell each other whether a target is out of range, so that all raise.
         both = torch.stack((total, total.new_full((), error is not None)))
-        total, wrong = reduced(both, "sum", spec.mesh, cut).unbind()
+        total, wrong = common.reduced(both, "sum", spec.mesh, cut).unbind()
         if bool(wrong):
             raise error or IndexError(
                 f"{op}: a target of another rank is out of bounds: there are {spec.shape[1]} classes"
             )
     else:
-        total = reduced(total, "sum", spec.mesh, cut)
+        total = common.reduced(total, "sum", spec.mesh, cut)
     outputs = [Partial("sum") if mesh_dim in cut else Replicate() for mesh_dim in range(spec.mesh.ndim)]
-    return wrapped(loss / total, spec.mesh, outputs, ()), replicated(total, spec.mesh)
+    return common.wrapped(loss / total, spec.mesh, outputs, ()), common.replicated(total, spec.mesh)

@@ -30,23 +30,14 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Halo:
-    """Which rank has which range of the dim that is cut, and which range each needs.
+    """Which rank has which range of the dim that is cut, and which range each needs."""
 
-    Attributes:
-        mesh_dim: The mesh dim that cuts.
-        dim: The dim of the input (and output).
-        have: For each rank of the mesh dim, the range of the input that it has.
-        need: The range of the input that its chunk of the output needs, what lies in padding left out.
-        pads: For each rank, (before, after): how much of its window lies in padding.
-        outputs: For each rank its range of the output.
-    """
-
-    mesh_dim: int
-    dim: int
-    have: tuple[Range, ...]
-    need: tuple[Range, ...]
-    pads: tuple[Range, ...]
-    outputs: tuple[Range, ...]
+    mesh_dim: int  # the mesh dim that cuts
+    dim: int  # the dim of the input (and output)
+    have: tuple[Range, ...]  # for each rank of the mesh dim, the range of the input that it has
+    need: tuple[Range, ...]  # the range that its chunk of the output needs, what lies in padding left out
+    pads: tuple[Range, ...]  # (before, after): how much of its window lies in padding
+    outputs: tuple[Range, ...]  # its range of the output
 
 
 def _chunks(size: int, count: int) -> tuple[Range, ...]:

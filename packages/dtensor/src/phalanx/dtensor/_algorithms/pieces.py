@@ -9,18 +9,7 @@ from typing import Any
 import torch
 
 from phalanx.dtensor import _layout
-from phalanx.dtensor._algorithms.common import (
-    algorithm,
-    as_before,
-    gathered,
-    is_cut_plainly,
-    number_of,
-    offset_of,
-    replicated,
-    without_dims,
-    without_partial,
-    wrapped,
-)
+from phalanx.dtensor._algorithms import common
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import call_bound
 from phalanx.dtensor._rules.local_adjustments import neutral
@@ -34,17 +23,17 @@ def _takes(tensor: Any, dim: int | None, *_: Any) -> bool:
     spec = tensor._spec
     if not spec.ndim or spec.shape.numel() == 0 or spec.dtype.is_complex:
         return False
-    return is_cut_plainly(spec, range(spec.ndim) if dim is None else [dim % spec.ndim])
+    return common.is_cut_plainly(spec, range(spec.ndim) if dim is None else [dim % spec.ndim])
 
 
-@algorithm("aten.max.dim", "aten.min.dim", takes=_takes)
+@common.algorithm("aten.max.dim", "aten.min.dim", takes=_takes)
 def extreme(op: Any, tensor: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
     """-> (values, indices)."""
     values, indices = _along(tensor, dim, op._schema.name.endswith("max"), keepdim)
     return values, indices
 
 
-@algorithm("aten.argmax.default", "aten.argmin.default", takes=_takes)
+@common.algorithm("aten.argmax.default", "aten.argmin.default", takes=_takes)
 def arg_extreme(op: Any, tensor: Any, dim: int | None, keepdim: bool) -> Any:
     """Without a dim, the index in the flat tensor."""
     largest = op._schema.name.endswith("argmax")
@@ -53,40 +42,43 @@ def arg_extreme(op: Any, tensor: Any, dim: int | None, keepdim: bool) -> Any:
 
 def _along(tensor: Any, dim: int, largest: bool, keepdim: bool) -> list[DTensor]:
     """[values, global indices] of the best of each line along a dim. Collective."""
-    local, spec = without_partial(tensor)
+    local, spec = common.without_partial(tensor)
     dim %= spec.ndim
     if local.shape[dim]:
         values, indices = local.max(dim) if largest else local.min(dim)
-        indices = indices + offset_of(spec, dim)
+        indices = indices + common.offset_of(spec, dim)
     else:
-        shape = [size for index, size in enumerate(local.shape) if index != dim]
+        shape = tuple(size for index, size in enumerate(local.shape) if index != dim)
         values = torch.full(shape, neutral("max" if largest else "min", local.dtype), dtype=local.dtype)
         indices = torch.full(shape, spec.shape[dim], dtype=torch.int64)
     # The pieces ascend, and of equal ones torch takes the first.
-    all_values, all_indices = (gathered(one, spec.mesh, spec.mesh_dims_of(dim)) for one in (values, indices))
+    all_values, all_indices = (common.gathered(one, spec.mesh, spec.mesh_dims_of(dim)) for one in (values, indices))
     values, piece = all_values.max(0) if largest else all_values.min(0)
     indices = all_indices.gather(0, piece.unsqueeze(0)).squeeze(0)
-    placements, shape = without_dims(spec, [dim], keepdim)
-    return [wrapped(one.unsqueeze(dim) if keepdim else one, spec.mesh, placements, shape) for one in (values, indices)]
+    placements, shape = common.without_dims(spec, [dim], keepdim)
+    return [
+        common.wrapped(one.unsqueeze(dim) if keepdim else one, spec.mesh, placements, shape)
+        for one in (values, indices)
+    ]
 
 
 def _of_all(tensor: Any, largest: bool, keepdim: bool) -> Any:
-    local, spec = without_partial(tensor)
+    local, spec = common.without_partial(tensor)
     if local.numel():
         values, at = local.flatten().max(0) if largest else local.flatten().min(0)
         whole = 0
         for dim, index in enumerate(torch.unravel_index(at, local.shape)):
-            whole = whole * int(spec.shape[dim]) + int(index) + offset_of(spec, dim)
+            whole = whole * int(spec.shape[dim]) + int(index) + common.offset_of(spec, dim)
         indices = torch.tensor(whole)
     else:
         values = torch.tensor(neutral("max" if largest else "min", local.dtype), dtype=local.dtype)
         indices = torch.tensor(spec.shape.numel())
     mesh_dims = [index for index, one in enumerate(spec.placements) if not one.is_replicate()]
-    all_values, all_indices = (gathered(one, spec.mesh, mesh_dims) for one in (values, indices))
+    all_values, all_indices = (common.gathered(one, spec.mesh, mesh_dims) for one in (values, indices))
     best = all_values.max() if largest else all_values.min()
     # Pieces do not ascend in the flat tensor: of equal ones the lowest index counts.
     equal = all_values.isnan() if bool(best.isnan()) else all_values == best
-    return replicated(all_indices[equal].min().reshape((1,) * spec.ndim if keepdim else ()), spec.mesh)
+    return common.replicated(all_indices[equal].min().reshape((1,) * spec.ndim if keepdim else ()), spec.mesh)
 
 
 # ---- topk: the best k of each piece are gathered, and the best k of these are the result ----------------------------
@@ -94,7 +86,7 @@ def _of_all(tensor: Any, largest: bool, keepdim: bool) -> Any:
 
 def _takes_topk(tensor: Any, k: int, dim: int, *_: Any) -> bool:
     spec = tensor._spec
-    if not spec.ndim or spec.dtype.is_complex or not is_cut_plainly(spec, [dim % spec.ndim]):
+    if not spec.ndim or spec.dtype.is_complex or not common.is_cut_plainly(spec, [dim % spec.ndim]):
         return False
     dim %= spec.ndim
     mesh_dims = spec.mesh_dims_of(dim)
@@ -105,20 +97,22 @@ def _takes_topk(tensor: Any, k: int, dim: int, *_: Any) -> bool:
     return min(int(one) for one in sizes) >= max(1, int(k))
 
 
-@algorithm("aten.topk.default", takes=_takes_topk)
+@common.algorithm("aten.topk.default", takes=_takes_topk)
 def topk(op: Any, tensor: Any, k: int, dim: int, largest: bool, is_sorted: bool) -> tuple[Any, Any]:
     """-> (values, indices)."""
-    local, spec = without_partial(tensor)
+    local, spec = common.without_partial(tensor)
     dim %= spec.ndim
     values, indices = local.topk(k, dim, largest, True)
-    indices = indices + offset_of(spec, dim)
+    indices = indices + common.offset_of(spec, dim)
     candidates, places = (
-        torch.cat(list(gathered(one, spec.mesh, spec.mesh_dims_of(dim))), dim) for one in (values, indices)
+        torch.cat(list(common.gathered(one, spec.mesh, spec.mesh_dims_of(dim))), dim) for one in (values, indices)
     )
     found, at = candidates.topk(k, dim, largest, is_sorted)
-    placements, shape = without_dims(spec, [dim], keepdim=True)
+    placements, shape = common.without_dims(spec, [dim], keepdim=True)
     size = [k if index == dim else one for index, one in enumerate(shape)]
-    return wrapped(found, spec.mesh, placements, size), wrapped(places.gather(dim, at), spec.mesh, placements, size)
+    return common.wrapped(found, spec.mesh, placements, size), common.wrapped(
+        places.gather(dim, at), spec.mesh, placements, size
+    )
 
 
 # ---- scans: each rank scans its piece and takes in the totals before it ---------------------------------------------
@@ -126,13 +120,13 @@ def topk(op: Any, tensor: Any, k: int, dim: int, largest: bool, is_sorted: bool)
 
 def _takes_scan(tensor: Any, dim: int, *_: Any) -> bool:
     spec: DTensorSpec = tensor._spec
-    return spec.ndim > 0 and spec.shape.numel() > 0 and is_cut_plainly(spec, [dim % spec.ndim])
+    return spec.ndim > 0 and spec.shape.numel() > 0 and common.is_cut_plainly(spec, [dim % spec.ndim])
 
 
-@algorithm("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default", takes=_takes_scan)
+@common.algorithm("aten.cumsum.default", "aten.cumprod.default", "aten.logcumsumexp.default", takes=_takes_scan)
 def scan(op: Any, tensor: Any, dim: int, *dtype: Any) -> DTensor:
     """The last argument, if there is one, is the dtype."""
-    local, spec = without_partial(tensor)
+    local, spec = common.without_partial(tensor)
     out = call_bound(op, [local, dim, *dtype])
     dim %= spec.ndim
     mesh_dims = spec.mesh_dims_of(dim)
@@ -141,7 +135,7 @@ def scan(op: Any, tensor: Any, dim: int, *dtype: Any) -> DTensor:
         total = local.logsumexp(dim, keepdim=True)
     else:
         total = (local.sum if name == "cumsum" else local.prod)(dim, keepdim=True, dtype=out.dtype)
-    totals = gathered(total, spec.mesh, mesh_dims)[: number_of(spec, mesh_dims)]
+    totals = common.gathered(total, spec.mesh, mesh_dims)[: common.number_of(spec, mesh_dims)]
     if totals.shape[0]:
         if name == "logcumsumexp":
             out = torch.logaddexp(totals.logsumexp(0), out)
@@ -149,4 +143,4 @@ def scan(op: Any, tensor: Any, dim: int, *dtype: Any) -> DTensor:
             out += totals.sum(0, dtype=out.dtype)
         else:
             out *= totals.prod(0, dtype=out.dtype)
-    return as_before(out, spec)
+    return common.as_before(out, spec)

@@ -17,19 +17,7 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import (
-    algorithm,
-    as_before,
-    computed,
-    gathered,
-    is_cut_plainly,
-    redistribute_local,
-    reduced,
-    replicated,
-    without_dims,
-    without_partial,
-    wrapped,
-)
+from phalanx.dtensor._algorithms import common
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import coordinate_of
 from phalanx.dtensor.placement_types import Replicate, Shard, split_dim
@@ -57,7 +45,7 @@ def _takes_norm(tensor: Any, order: Any, dims: Any = None, keepdim: Any = False,
     return len(kept) < spec.mesh.ndim and all(isinstance(one, (Shard, Replicate)) for one in kept)
 
 
-@algorithm(
+@common.algorithm(
     "aten.linalg_vector_norm.default",
     "aten.norm.Scalar",
     "aten.norm.ScalarOpt_dim",
@@ -72,8 +60,8 @@ def vector_norm(op: Any, tensor: Any, order: Any, dims: Any = None, keepdim: boo
     exact = torch.float32 if dtype.itemsize < 4 else dtype
     own = torch.linalg.vector_norm(tensor._local_tensor, order, dims, keepdim, dtype=exact)
     cut = [mesh_dim for mesh_dim, one in enumerate(spec.placements) if split_dim(one) in dims]
-    norm = torch.linalg.vector_norm(gathered(own, spec.mesh, cut).flatten(0, -1 - own.ndim), order, 0)
-    return wrapped(norm.to(dtype), spec.mesh, *without_dims(spec, dims, keepdim))
+    norm = torch.linalg.vector_norm(common.gathered(own, spec.mesh, cut).flatten(0, -1 - own.ndim), order, 0)
+    return common.wrapped(norm.to(dtype), spec.mesh, *common.without_dims(spec, dims, keepdim))
 
 
 # ---- mean and variance ----------------------------------------------------------------------------------------------
@@ -92,7 +80,7 @@ def moments(local: torch.Tensor, spec: DTensorSpec, dims: Sequence[int]) -> tupl
     else:
         mean = local.new_zeros([1 if dim in dims else size for dim, size in enumerate(local.shape)])
         squares = torch.zeros_like(mean)
-    parts = gathered(torch.stack([torch.full_like(mean, count), mean, squares]), spec.mesh, cut)
+    parts = common.gathered(torch.stack([torch.full_like(mean, count), mean, squares]), spec.mesh, cut)
     total, mean, squares = parts[0].unbind()
     for one in parts[1:]:
         other_count, other_mean, other_squares = one.unbind()
@@ -109,10 +97,10 @@ def _takes_variance(tensor: Any, dims: Any, *_: Any) -> bool:
     spec = tensor._spec
     if not spec.ndim or not spec.dtype.is_floating_point or spec.shape.numel() == 0:
         return False
-    return is_cut_plainly(spec, _dims(spec, dims))
+    return common.is_cut_plainly(spec, _dims(spec, dims))
 
 
-@algorithm(
+@common.algorithm(
     "aten.var.correction",
     "aten.std.correction",
     "aten.var_mean.correction",
@@ -121,16 +109,16 @@ def _takes_variance(tensor: Any, dims: Any, *_: Any) -> bool:
 )
 def variance(op: Any, tensor: Any, dims: Any, correction: Any, keepdim: bool) -> Any:
     """-> the variance or its root, or (it, mean)."""
-    local, spec = without_partial(tensor)
+    local, spec = common.without_partial(tensor)
     dims = _dims(spec, dims)
-    mean, squares, count = moments(computed(local), spec, dims)
+    mean, squares, count = moments(common.computed(local), spec, dims)
     found = squares / max(0, count - (1 if correction is None else correction))
     name = op._schema.name.split("::")[1]
     if name.startswith("std"):
         found = found.sqrt()
-    placements, shape = without_dims(spec, dims, keepdim)
+    placements, shape = common.without_dims(spec, dims, keepdim)
     results = [one if keepdim else one.squeeze(dims) for one in (found, mean)]
-    done = [wrapped(one.to(spec.dtype), spec.mesh, placements, shape) for one in results]
+    done = [common.wrapped(one.to(spec.dtype), spec.mesh, placements, shape) for one in results]
     return tuple(done) if name.endswith("mean") else done[0]
 
 
@@ -140,7 +128,9 @@ def variance(op: Any, tensor: Any, dims: Any, correction: Any, keepdim: bool) ->
 def _is_for_us(is_training: bool, spec: DTensorSpec, others: Sequence[Any]) -> bool:
     """Whether the batch or space is cut, the channels are not, and the others are replicated or absent."""
     dims = [dim for dim in range(spec.ndim) if dim != 1]
-    is_cut = spec.ndim >= 2 and spec.shape.numel() > 0 and is_cut_plainly(spec, dims) and not spec.mesh_dims_of(1)
+    is_cut = (
+        spec.ndim >= 2 and spec.shape.numel() > 0 and common.is_cut_plainly(spec, dims) and not spec.mesh_dims_of(1)
+    )
     return is_training and is_cut and all(one is None or one._spec.is_replicated for one in others)
 
 
@@ -148,14 +138,14 @@ def _takes_batch_norm(tensor: Any, weight: Any, bias: Any, mean: Any, var: Any, 
     return _is_for_us(training, tensor._spec, (weight, bias, mean, var))
 
 
-@algorithm("aten.native_batch_norm.default", takes=_takes_batch_norm)
+@common.algorithm("aten.native_batch_norm.default", takes=_takes_batch_norm)
 def batch_norm(
     op: Any, tensor: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, _: bool, momentum: Any, eps: Any
 ) -> tuple[Any, Any, Any]:
     """-> (output, save_mean, save_invstd)."""
     spec: DTensorSpec = tensor._spec
     line = [-1 if dim == 1 else 1 for dim in range(spec.ndim)]
-    exact = computed(tensor._local_tensor)
+    exact = common.computed(tensor._local_tensor)
     mean, squares, count = moments(exact, spec, [dim for dim in range(spec.ndim) if dim != 1])
     inverse = (squares / count + eps).rsqrt()
     out = (exact - mean) * inverse
@@ -167,7 +157,11 @@ def batch_norm(
     for running, new in ((running_mean, mean), (running_var, squares / max(1, count - 1))):
         if running is not None:
             running._local_tensor.lerp_(new.to(running.dtype), momentum)
-    return as_before(out.to(spec.dtype), spec), replicated(mean, spec.mesh), replicated(inverse, spec.mesh)
+    return (
+        common.as_before(out.to(spec.dtype), spec),
+        common.replicated(mean, spec.mesh),
+        common.replicated(inverse, spec.mesh),
+    )
 
 
 def _takes_batch_norm_backward(grad: Any, tensor: Any, *rest: Any) -> bool:
@@ -175,7 +169,7 @@ def _takes_batch_norm_backward(grad: Any, tensor: Any, *rest: Any) -> bool:
     return _is_for_us(rest[5], tensor._spec, rest[:5])
 
 
-@algorithm("aten.native_batch_norm_backward.default", takes=_takes_batch_norm_backward)
+@common.algorithm("aten.native_batch_norm_backward.default", takes=_takes_batch_norm_backward)
 def batch_norm_backward(
     op: Any,
     grad: Any,
@@ -193,23 +187,23 @@ def batch_norm_backward(
     spec: DTensorSpec = tensor._spec
     line = [-1 if dim == 1 else 1 for dim in range(spec.ndim)]
     others = [dim for dim in range(spec.ndim) if dim != 1]
-    local = computed(tensor._local_tensor)
+    local = common.computed(tensor._local_tensor)
     exact = local.dtype
-    gradient = redistribute_local(grad, spec.placements).to(exact)
+    gradient = common.redistribute_local(grad, spec.placements).to(exact)
     inverse = save_inverse._local_tensor.to(exact).reshape(line)
     normal = (local - save_mean._local_tensor.to(exact).reshape(line)) * inverse
     sums = torch.stack([gradient.sum(others), (gradient * normal).sum(others)])
     cut = [mesh_dim for mesh_dim, one in enumerate(spec.placements) if not one.is_replicate()]
-    grad_bias, grad_weight = reduced(sums, "sum", spec.mesh, cut).unbind()
+    grad_bias, grad_weight = common.reduced(sums, "sum", spec.mesh, cut).unbind()
     grad_input = None
     if mask[0]:
         count = spec.shape.numel() // int(spec.shape[1])
         part = gradient - grad_bias.reshape(line) / count - normal * grad_weight.reshape(line) / count
         factor = inverse if weight is None else inverse * weight._local_tensor.to(exact).reshape(line)
-        grad_input = as_before((part * factor).to(spec.dtype), spec)
+        grad_input = common.as_before((part * factor).to(spec.dtype), spec)
     kind = spec.dtype if weight is None else weight.dtype
     of_weight, of_bias = (
-        replicated(one.to(kind), spec.mesh) if wanted else None
+        common.replicated(one.to(kind), spec.mesh) if wanted else None
         for one, wanted in zip((grad_weight, grad_bias), mask[1:], strict=True)
     )
     return grad_input, of_weight, of_bias

@@ -33,6 +33,7 @@ from phalanx.core.random import Kind
 from phalanx.dtensor import _fallback
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._random import distributions
 from phalanx.dtensor._random.common import (
     arguments_of,
     distributed,
@@ -44,16 +45,6 @@ from phalanx.dtensor._random.common import (
     spec_like,
     terms,
     whole_values,
-)
-from phalanx.dtensor._random.distributions import (
-    bernoulli,
-    cauchy,
-    exponential,
-    log_normal,
-    need,
-    normal,
-    uniform,
-    whole_numbers,
 )
 from phalanx.dtensor._random.fill import Distribution
 from phalanx.dtensor._random.replicated import multinomial, seeded_fallback
@@ -93,15 +84,15 @@ def _fill(op: Any, tensor: Any, distribution: Distribution, generator: torch.Gen
 
 # Called with (op, dtype, the arguments between the tensor and the generator).
 _IN_PLACE: dict[Any, Callable[..., Distribution]] = {
-    aten.normal_.default: normal,
-    aten.uniform_.default: uniform,
-    aten.random_.default: whole_numbers,
-    aten.random_.to: lambda op, dtype, high: whole_numbers(op, dtype, None, high),
-    getattr(aten.random_, "from"): whole_numbers,
-    aten.bernoulli_.float: bernoulli,
-    aten.exponential_.default: exponential,
-    aten.cauchy_.default: cauchy,
-    aten.log_normal_.default: log_normal,
+    aten.normal_.default: distributions.normal,
+    aten.uniform_.default: distributions.uniform,
+    aten.random_.default: distributions.whole_numbers,
+    aten.random_.to: lambda op, dtype, high: distributions.whole_numbers(op, dtype, None, high),
+    getattr(aten.random_, "from"): distributions.whole_numbers,
+    aten.bernoulli_.float: distributions.bernoulli,
+    aten.exponential_.default: distributions.exponential,
+    aten.cauchy_.default: distributions.cauchy,
+    aten.log_normal_.default: distributions.log_normal,
 }
 
 
@@ -127,7 +118,7 @@ def _put(op: Any, tensor: Any, make: Callable[[DTensorSpec], torch.Tensor]) -> A
 @_handles(aten.geometric_.default)
 def _geometric_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor, p, generator = bound(op, args, kwargs)
-    need(op, 0 < p < 1, f"expects p to be in (0, 1), but got p={p}")
+    distributions.need(op, 0 < p < 1, f"expects p to be in (0, 1), but got p={p}")
 
     def make(spec: DTensorSpec) -> torch.Tensor:
         # The first success is in the trial in which an exponential clock of that rate strikes.
@@ -148,15 +139,17 @@ def _bernoulli_tensor_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 
 def _whole_number_like(op: Any, dtype: torch.dtype, given: dict[str, Any]) -> Distribution:
     high = given["high"]
-    return whole_numbers(op, dtype, given.get("low", 0), int(high.item()) if isinstance(high, torch.Tensor) else high)
+    return distributions.whole_numbers(
+        op, dtype, given.get("low", 0), int(high.item()) if isinstance(high, torch.Tensor) else high
+    )
 
 
 # Called with (op, dtype of the result, arguments by name).
 _LIKE: dict[Any, Callable[[Any, torch.dtype, dict[str, Any]], Distribution]] = {
-    aten.rand_like: lambda op, dtype, given: uniform(op, dtype, 0.0, 1.0),
-    aten.randn_like: lambda op, dtype, given: normal(op, dtype, 0.0, 1.0),
+    aten.rand_like: lambda op, dtype, given: distributions.uniform(op, dtype, 0.0, 1.0),
+    aten.randn_like: lambda op, dtype, given: distributions.normal(op, dtype, 0.0, 1.0),
     aten.randint_like: _whole_number_like,
-    aten.bernoulli: lambda op, dtype, given: bernoulli(op, dtype, given["p"]),
+    aten.bernoulli: lambda op, dtype, given: distributions.bernoulli(op, dtype, given["p"]),
 }
 
 
@@ -213,11 +206,11 @@ def _normal_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         tensors = list(torch.broadcast_tensors(*[distributed(op, one) for one in tensors]))  # type: ignore[no-untyped-call]
         mean, std = tensors
     spec = whole_values(distributed(op, tensors[0])._spec)
-    need(
+    distributions.need(
         op, spec.dtype.is_floating_point or spec.dtype.is_complex, f"the dtype must be floating-point, not {spec.dtype}"
     )
     if len(tensors) == 1 and std is not tensors[0]:
-        need(op, std >= 0, f"expects std >= 0.0, but found std {std}")
+        distributions.need(op, std >= 0, f"expects std >= 0.0, but found std {std}")
     mean, std = [read(distributed(op, one), spec) if isinstance(one, torch.Tensor) else one for one in (mean, std)]
     spec = spec.replace(shape=spec.shape)  # without gaps, whatever the stride of what is read
     drawn = new_local(spec, Distribution(Kind.NORMAL, 0.0, 1.0), given["generator"], tensors[0]._local_tensor.device)
@@ -239,7 +232,7 @@ def _dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         ones = empty_local(spec, device).fill_(True)
         return DTensor._wrap(x._local_tensor.clone(), x._spec), DTensor._wrap(ones, spec)
     keep = p if is_fused else 1.0 - p
-    need(op, 0 <= keep <= 1, f"dropout probability has to be between 0 and 1, but got {1 - keep}")
+    distributions.need(op, 0 <= keep <= 1, f"dropout probability has to be between 0 and 1, but got {1 - keep}")
     mask = new_local(spec, Distribution(Kind.BERNOULLI, keep, 0.0), last if is_fused else None, device)
     out = DTensor._wrap(read(x).mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep), whole_values(x._spec))
     kind = torch.uint8 if is_fused else torch.bool
@@ -256,7 +249,7 @@ def _rrelu_with_noise(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     spec = whole_values(x._spec)
     local = read(x)
     if training:
-        slopes = new_local(spec, uniform(op, spec.dtype, lower, upper), generator, local.device)
+        slopes = new_local(spec, distributions.uniform(op, spec.dtype, lower, upper), generator, local.device)
         slopes = torch.where(local <= 0, slopes, torch.ones((), dtype=slopes.dtype, device=slopes.device))
         made = local * slopes
         noise = distributed(op, noise)

@@ -17,18 +17,11 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.random import Kind
+from phalanx.dtensor import _torch_compat
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh, coordinate_of
 from phalanx.dtensor._random.fill import Distribution, fill_runs
 from phalanx.dtensor._random.state import agree_among, generator_of_ranks, key_of
-from phalanx.dtensor._torch_compat import (
-    graph_tracer,
-    group_named,
-    keep_effect,
-    mesh_groups,
-    op_library,
-    saved_for_backward,
-)
 
 __all__ = ["key", "values"]
 
@@ -59,10 +52,10 @@ def key(mesh: Mesh, generator: torch.Generator | None = None) -> torch.Tensor:
             "out, and seed with torch.manual_seed, or phalanx.dtensor.random.manual_seed(seed, mesh)"
         )
     is_shared = isinstance(mesh, DeviceMesh) and mesh.size() > 1 and coordinate_of(mesh) is not None
-    names = list(mesh_groups(mesh)) if is_shared else []  # type: ignore[arg-type]
-    tracer = graph_tracer()
+    names = list(_torch_compat.mesh_groups(mesh)) if is_shared else []  # type: ignore[arg-type]
+    tracer = _torch_compat.graph_tracer()
     after = None if tracer is None else _last.get(tracer)
-    with saved_for_backward():
+    with _torch_compat.saved_for_backward():
         made: torch.Tensor = torch.ops.phalanx_dtensor.random_key(after, names, str(mesh.device_type))
     if tracer is not None:
         _last[tracer] = made
@@ -101,7 +94,7 @@ def values(spec: DTensorSpec, distribution: Distribution, key: torch.Tensor, dev
 
 
 def _key_kernel(after: torch.Tensor | None, group_names: Sequence[str], device_type: str) -> torch.Tensor:
-    groups = [group_named(name) for name in group_names]
+    groups = [_torch_compat.group_named(name) for name in group_names]
     if groups:
         agree_among(groups, device_type)
     return torch.tensor(_signed(key_of(generator_of_ranks(bool(groups)))), dtype=torch.int64)
@@ -156,11 +149,11 @@ _VALUES_SCHEMA = (
     "int kind, Scalar a, Scalar b, ScalarType dtype, Device device) -> Tensor"
 )
 _KEY_SCHEMA = "random_key(Tensor? after, str[] group_names, str device_type) -> Tensor"
-_library = op_library(
+_library = _torch_compat.op_library(
     "phalanx_dtensor",
     (
         (_KEY_SCHEMA, _key_kernel, _key_fake, (torch.Tag.nondeterministic_seeded,)),
         (_VALUES_SCHEMA, _values_kernel, _values_fake, ()),
     ),
 )
-keep_effect(torch.ops.phalanx_dtensor.random_key.default)
+_torch_compat.keep_effect(torch.ops.phalanx_dtensor.random_key.default)

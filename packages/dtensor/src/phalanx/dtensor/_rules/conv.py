@@ -4,6 +4,8 @@ Cut in space an op needs its neighbours' borders: that is an algorithm, not a ru
 tensors: most factors are cut only where every rank gets a part.
 """
 
+from itertools import product
+
 from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_rules, rule
 from phalanx.dtensor._rules.rule_builder import numbered
 
@@ -61,14 +63,14 @@ def _convolution_backward(call: Call) -> RuleSpec:
 # ---- one tensor in, its last dims in space --------------------------------------------------------------------------
 
 
-def _forward(count: int, outputs: int = 1, passes: str = " ; lin 0") -> RuleFunction:
+def _forward(count: int, outputs: int, passes: str) -> RuleFunction:
     out = ", ".join([f"... {numbered('t', count)}"] * outputs)
     text = f"... {numbered('s', count)} -> {out} ; full ..."
     # A mean of ints is rounded: not linear.
     return lambda call: text + (passes if call.tensors[0].dtype.is_floating_point else "")
 
 
-def _backward(count: int, size: int | None = None) -> RuleFunction:
+def _backward(count: int, size: int | None) -> RuleFunction:
     """(grad_output, self, ..., [indices]); with `size`, that argument is the shape of self instead."""
 
     def write(call: Call) -> RuleSpec:
@@ -80,43 +82,23 @@ def _backward(count: int, size: int | None = None) -> RuleFunction:
     return write
 
 
-for _count in (2, 3):
-    register_rules(
-        {
-            f"aten.avg_pool{_count}d.default": _forward(_count),
-            f"aten.avg_pool{_count}d_backward.default": _backward(_count),
-            f"aten._adaptive_avg_pool{_count}d.default": _forward(_count),
-            f"aten._adaptive_avg_pool{_count}d_backward.default": _backward(_count),
-            f"aten.max_pool{_count}d_with_indices.default": _forward(_count, 2, ""),
-            f"aten.max_pool{_count}d_with_indices_backward.default": _backward(_count),
-            f"aten.adaptive_max_pool{_count}d.default": _forward(_count, 2, ""),
-            f"aten.adaptive_max_pool{_count}d_backward.default": _backward(_count),
-        }
-    )
-for _count in (1, 2, 3):
-    for _kind in ("reflection", "replication"):
-        register_rules(
-            {
-                f"aten.{_kind}_pad{_count}d.default": _forward(_count, passes=" ; pass 0"),
-                f"aten.{_kind}_pad{_count}d_backward.default": _backward(_count),
-            }
-        )
-    for _kind in ("upsample_nearest", "_upsample_nearest_exact"):
-        register_rules(
-            {
-                f"aten.{_kind}{_count}d.default": _forward(_count),
-                f"aten.{_kind}{_count}d_backward.default": _backward(_count, 2),
-            }
-        )
-for _kind, _count in (
-    ("upsample_linear1d", 1),
-    ("upsample_bilinear2d", 2),
-    ("upsample_bicubic2d", 2),
-    ("_upsample_bilinear2d_aa", 2),
-    ("_upsample_bicubic2d_aa", 2),
-    ("upsample_trilinear3d", 3),
-):
-    register_rules({f"aten.{_kind}.default": _forward(_count), f"aten.{_kind}_backward.default": _backward(_count, 2)})
+_LINEAR = " ; lin 0"
+# (ops, each with a backward, dims in space, results, what passes, the argument of the backward that is a shape)
+_FAMILIES: tuple[tuple[str, tuple[int, ...], int, str, int | None], ...] = (
+    ("avg_pool{}d _adaptive_avg_pool{}d", (2, 3), 1, _LINEAR, None),
+    ("max_pool{}d_with_indices adaptive_max_pool{}d", (2, 3), 2, "", None),
+    ("reflection_pad{}d replication_pad{}d", (1, 2, 3), 1, " ; pass 0", None),
+    ("upsample_nearest{}d _upsample_nearest_exact{}d", (1, 2, 3), 1, _LINEAR, 2),
+    ("upsample_linear{}d", (1,), 1, _LINEAR, 2),
+    ("upsample_bilinear{}d upsample_bicubic{}d", (2,), 1, _LINEAR, 2),
+    ("_upsample_bilinear{}d_aa _upsample_bicubic{}d_aa", (2,), 1, _LINEAR, 2),
+    ("upsample_trilinear{}d", (3,), 1, _LINEAR, 2),
+)
+for _names, _counts, _results, _passes, _size in _FAMILIES:
+    for _name, _count in product(_names.split(), _counts):
+        _op = f"aten.{_name.format(_count)}"
+        register_rules({f"{_op}.default": _forward(_count, _results, _passes)})
+        register_rules({f"{_op}_backward.default": _backward(_count, _size)})
 
 
 # ---- resampling and moving between channels and space ---------------------------------------------------------------

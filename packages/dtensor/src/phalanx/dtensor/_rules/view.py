@@ -83,15 +83,7 @@ def _chain(left: list[int], right: list[int], factors: _Factors) -> tuple[list[s
 
 
 def reshape_rule(before: Sequence[int], after: Sequence[int]) -> tuple[str, dict[str, int]]:
-    """How the dims of a reshape are tied: `(f0 f1) -> f0 f1` for [6] -> [2, 3].
-
-    Args:
-        before: The shape that goes in.
-        after: The shape that comes out, of as many elements.
-
-    Returns:
-        The rule without clauses, and the sizes of its factors.
-    """
+    """How the dims of a reshape are tied: `(f0 f1) -> f0 f1` for [6] -> [2, 3], and the sizes of the factors."""
     factors = _Factors()
     if 0 in before:
         # Without elements dims can be tied in many ways: only equal leading ones are.
