@@ -145,9 +145,6 @@ def _loaded(tensor: Any, values: torch.Tensor) -> Any:
     return tensor
 
 
-# ---- torch.load -----------------------------------------------------------------------------------------------------
-
-
 def allow_loading() -> None:
     """Let torch.load(weights_only=True) make DTensors of this package: none of the classes runs code of a file."""
     torch.serialization.add_safe_globals(

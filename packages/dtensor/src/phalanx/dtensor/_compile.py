@@ -32,12 +32,6 @@ class Context:
 
     Guards and caches keep it, compare it, copy it and pickle it. A mesh whose process groups were destroyed
     differs from every other mesh, so a graph of it serves no other.
-
-    Attributes:
-        mesh: The mesh.
-        placements: One for each mesh dim.
-        dtype: The dtype.
-        requires_grad: Whether it requires gradients.
     """
 
     __slots__ = ("__weakref__", "dtype", "mesh", "placements", "requires_grad")

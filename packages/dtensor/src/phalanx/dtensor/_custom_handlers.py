@@ -145,9 +145,6 @@ def _is_pinned(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return bool(args[0]._local_tensor.is_pinned())
 
 
-# ---- new tensors of which nothing is read ---------------------------------------------------------------------------
-
-
 @handles(aten.new_empty_strided.default, aten.empty_strided.default)
 def _new_strided(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """As the tensor, if it has its shape; else the same on every rank."""
@@ -160,9 +157,6 @@ def _new_strided(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         made.local_shape, made.local_stride, dtype=made.dtype, device=kwargs.get("device") or tensor.device
     )
     return DTensor._wrap(local, made)
-
-
-# ---- views that change the tensor itself ----------------------------------------------------------------------------
 
 
 @handles(

@@ -37,9 +37,6 @@ def plan(op: Any) -> _op_plan.OpPlan:
     return _op_plan.OpPlan(replicated, text="no rule: every rank works on the whole")
 
 
-# ---- decomposition --------------------------------------------------------------------------------------------------
-
-
 def decomposed(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run the decomposition of an op on DTensors; if it cannot be, the fallback."""
     if op not in _undecomposed:
@@ -62,9 +59,6 @@ def decomposed(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 def _is_distributed(result: Any) -> bool:
     values = result if isinstance(result, (list, tuple)) else [result]
     return all(isinstance(one, DTensor) or not isinstance(one, torch.Tensor) for one in values)
-
-
-# ---- written back ---------------------------------------------------------------------------------------------------
 
 
 def functional_of(op: Any) -> Any:

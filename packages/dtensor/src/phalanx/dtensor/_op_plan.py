@@ -130,9 +130,6 @@ def viewed(local: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return seen
 
 
-# ---- writing into views ----------------------------------------------------------------------------------------------
-
-
 def check_writable(op: Any, tensor: Any) -> None:
     """Refuse to write into a view that is a copy: the tensor viewed would not change."""
     if getattr(tensor, "_is_view_of_copy", False) or _lies_elsewhere(tensor):
@@ -153,9 +150,6 @@ def _lies_elsewhere(tensor: Any) -> bool:
         return False
     # The storage, and not the address of its memory: a rank that has nothing of the tensor has none.
     return bool(mine.untyped_storage()._cdata != theirs.untyped_storage()._cdata)
-
-
-# ---- with a rule ----------------------------------------------------------------------------------------------------
 
 
 class RulePlan(OpPlan):

@@ -131,9 +131,6 @@ def _rows(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     return tensor.narrow(SEQUENCE, begin, end - begin)
 
 
-# ---- forward ---------------------------------------------------------------------------------------------------------
-
-
 def ring_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,9 +167,6 @@ def _merge(result: torch.Tensor, total: torch.Tensor, part: torch.Tensor, sums: 
     both = torch.logaddexp(total, sums)
     result.mul_((total - both).exp_().unsqueeze(-1)).add_(part * (sums - both).exp_().unsqueeze(-1))
     total.copy_(both)
-
-
-# ---- backward --------------------------------------------------------------------------------------------------------
 
 
 def ring_attention_backward(

@@ -218,9 +218,6 @@ def _normal_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return DTensor._wrap(drawn.mul_(std).add_(mean), spec)
 
 
-# ---- dropout --------------------------------------------------------------------------------------------------------
-
-
 @_handles(aten.native_dropout.default, aten._fused_dropout.default)
 def _dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """(input, p, train), or (input, the probability to keep, generator) with a mask of bytes."""
@@ -262,8 +259,6 @@ def _rrelu_with_noise(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         return x
     return DTensor._wrap(made, spec)
 
-
-# ---- the rest -------------------------------------------------------------------------------------------------------
 
 _handles(aten.multinomial.default)(multinomial)
 _handles(aten.poisson.default, aten.binomial.default, aten._standard_gamma.default, aten._sample_dirichlet.default)(

@@ -90,9 +90,6 @@ def values(spec: DTensorSpec, distribution: Distribution, key: torch.Tensor, dev
     return made
 
 
-# ---- the ops --------------------------------------------------------------------------------------------------------
-
-
 def _key_kernel(after: torch.Tensor | None, group_names: Sequence[str], device_type: str) -> torch.Tensor:
     groups = [_torch_compat.group_named(name) for name in group_names]
     if groups:

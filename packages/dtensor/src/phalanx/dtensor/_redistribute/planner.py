@@ -97,9 +97,6 @@ def _may_reduce(placed: Placed, mesh_dim: int) -> bool:
     )
 
 
-# ---- the search ------------------------------------------------------------------------------------------------------
-
-
 class Planner:
     """The facts of the whole tensor and the mesh, and the prices of steps."""
 

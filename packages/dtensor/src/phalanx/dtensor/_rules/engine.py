@@ -31,8 +31,6 @@ _NEEDED = {"lin": "linear", "up": "rising", "down": "rising"}
 # More inputs than this broadcast in one way only, with the same split of all: 2**n - 1 ways would be too many.
 _MOST_BROADCAST = 4
 
-# ---- strategies -----------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Strategy:
@@ -209,9 +207,6 @@ def derive(text: str, ranks: tuple[int, ...]) -> Expanded:
     """
     deriver = _Deriver(text, ranks)
     return Expanded(text, deriver.inputs, deriver.outputs, tuple(deriver.all()))
-
-
-# ---- several mesh dims ----------------------------------------------------------------------------------------------
 
 
 def combine(strategies: Sequence[Strategy], facts: constraints.OpSizes, mesh_shape: Sequence[int]) -> bool:

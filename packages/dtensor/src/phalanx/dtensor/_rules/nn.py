@@ -116,19 +116,13 @@ def _loss_backward(reduction: int) -> RuleFunction:
     return write
 
 
+for _name in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"):
+    register_rules({f"aten.{_name}.default": _loss(2), f"aten.{_name}_backward.default": _loss_backward(3)})
 register_rules(
     {
-        "aten.mse_loss.default": _loss(2),
-        "aten.smooth_l1_loss.default": _loss(2),
-        "aten.huber_loss.default": _loss(2),
-        "aten.soft_margin_loss.default": _loss(2),
         "aten.binary_cross_entropy.default": _loss(3),
-        "aten.binary_cross_entropy_with_logits.default": _loss(4),
-        "aten.mse_loss_backward.default": _loss_backward(3),
-        "aten.smooth_l1_loss_backward.default": _loss_backward(3),
-        "aten.huber_loss_backward.default": _loss_backward(3),
-        "aten.soft_margin_loss_backward.default": _loss_backward(3),
         "aten.binary_cross_entropy_backward.default": _loss_backward(4),
+        "aten.binary_cross_entropy_with_logits.default": _loss(4),
     }
 )
 

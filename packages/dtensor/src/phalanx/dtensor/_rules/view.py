@@ -131,29 +131,18 @@ def _expand(call: Call) -> RuleSpec:
 # ---- dims in another order, dims of size 1 --------------------------------------------------------------------------
 
 
-def _ordered(rank: int, order: Sequence[int]) -> str:
-    return f"{dims(rank)} -> {' '.join(f'd{index}' for index in order)}{_PASS}"
-
-
-@rule("aten.permute.default")
-def _permute(call: Call) -> RuleSpec:
+@rule("aten.permute.default", "aten.transpose.int", "aten.t.default")
+def _reordered(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
-    return _ordered(rank, [one % rank for one in call[1]])
-
-
-@rule("aten.transpose.int")
-def _transpose(call: Call) -> RuleSpec:
-    order = list(range(call.tensors[0].ndim))
-    if order:
+    order = list(range(rank))
+    if len(call.args) == 1:
+        order.reverse()
+    elif isinstance(call[1], list):
+        order = [one % rank for one in call[1]]
+    elif rank:
         first, second = call.dim(1), call.dim(2)
         order[first], order[second] = order[second], order[first]
-    return _ordered(len(order), order)
-
-
-@rule("aten.t.default")
-def _t(call: Call) -> RuleSpec:
-    rank = call.tensors[0].ndim
-    return _ordered(rank, range(rank)[::-1])
+    return f"{dims(rank)} -> {' '.join(f'd{index}' for index in order)}{_PASS}"
 
 
 @rule("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
