@@ -240,6 +240,6 @@ def _several(first: Sequence[Local], last: Local, may_pend: bool) -> Run:
         for part in first:
             value = wait_if_pending(part(value))
         value = last(value)
-        return value if async_op and may_pend else wait_if_pending(value)
+        return value if type(value) is not _Pending or (async_op and may_pend) else _wait(value)
 
     return run
