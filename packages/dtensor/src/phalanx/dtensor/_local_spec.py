@@ -40,8 +40,15 @@ def spec_of_local(
         ValueError: `local` is not this rank's part of a tensor of that shape.
     """
     try:
-        lies = local.shape, local.stride(), local.dtype
-        key: tuple[Any, ...] = (mesh_id(mesh), tuple(placements), *lies, shape, stride)
+        key: tuple[Any, ...] = (
+            mesh_id(mesh),
+            tuple(placements),
+            local.shape,
+            local.stride(),
+            local.dtype,
+            shape,
+            stride,
+        )
         known = _specs.get(key)
     except TypeError:
         mesh_id(mesh)  # raises if it is not a mesh
