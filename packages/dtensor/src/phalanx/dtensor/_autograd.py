@@ -37,9 +37,6 @@ def _gradient_spec(spec: DTensorSpec) -> DTensorSpec:
     return spec.replace(placements=_local_spec.gradient_placements(spec.placements))
 
 
-# ---- from_local -----------------------------------------------------------------------------------------------------
-
-
 def from_local(
     local: torch.Tensor,
     mesh: Mesh | None,
@@ -140,9 +137,6 @@ def _from_local_back(spec: DTensorSpec, grad: Any, wanted: Any = None) -> torch.
     return made
 
 
-# ---- to_local -------------------------------------------------------------------------------------------------------
-
-
 def to_local(tensor: Any, grad_placements: Sequence[Placement] | None) -> Any:
     """See `DTensor.to_local`."""
     if tensor.requires_grad and torch.is_grad_enabled():
@@ -176,9 +170,6 @@ def _to_local_back(spec: DTensorSpec, grad: torch.Tensor, wanted: Any = None) ->
     if not grad.requires_grad:
         return DTensor._wrap(grad, made)
     return _FromLocal.apply(grad, made, None)  # type: ignore[no-untyped-call]
-
-
-# ---- redistribute ---------------------------------------------------------------------------------------------------
 
 
 def redistribute(
@@ -250,9 +241,6 @@ def _redistribute_back(spec: DTensorSpec, grad: Any, async_op: bool = False, dty
     if grad._spec.mesh is not spec.mesh or grad._spec.placements != placements:
         grad = redistribute(grad, spec.mesh, placements, async_op, None, None)
     return grad if grad.dtype == spec.dtype else grad.to(spec.dtype)
-
-
-# ---- full_tensor ----------------------------------------------------------------------------------------------------
 
 
 def full_tensor(tensor: Any, grad_placements: Sequence[Placement] | None) -> Any:

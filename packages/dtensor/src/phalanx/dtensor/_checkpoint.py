@@ -7,13 +7,12 @@ box give it the same name, and the checkpoint writes it once.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, product
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor import _api, _local_spec
+from phalanx.dtensor import _api, _layout, _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import AbstractMesh, coordinate_of
 from phalanx.dtensor._redistribute.comm import wait_if_pending
@@ -22,15 +21,8 @@ from phalanx.dtensor._torch_compat import either_dtensor, when_state_dicts_are_i
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, SizedShard, StridedShard
 
 
-class _Box(NamedTuple):
-    """A box of the whole tensor that this rank has."""
-
-    offsets: tuple[int, ...]  # in the whole tensor
-    sizes: tuple[int, ...]
-    local: tuple[int, ...]  # where it begins in the local tensor
-
-
-def _boxes(tensor: Any) -> list[_Box]:
+def _boxes(tensor: Any) -> list[_layout.Block]:
+    """The boxes of the whole tensor that this rank has."""
     spec: DTensorSpec = tensor._spec
     if spec.is_partial:
         raise RuntimeError(
@@ -41,31 +33,17 @@ def _boxes(tensor: Any) -> list[_Box]:
         return []
     if not spec.shape.numel():
         # Nothing to write, but its shape is to be known.
-        return [_Box((0,) * spec.ndim, tuple(spec.shape), (0,) * spec.ndim)]
-    runs: Sequence[Sequence[tuple[int, int]]] = spec.local_runs  # type: ignore[assignment]
-    begins = [list(accumulate((length for _, length in own), initial=0)) for own in runs]
-    return [
-        _Box(
-            tuple(runs[dim][at][0] for dim, at in enumerate(chosen)),
-            tuple(runs[dim][at][1] for dim, at in enumerate(chosen)),
-            tuple(begins[dim][at] for dim, at in enumerate(chosen)),
-        )
-        for chosen in product(*(range(len(own)) for own in runs))
-    ]
+        return [_layout.Block((0,) * spec.ndim, (0,) * spec.ndim, tuple(spec.shape))]
+    return list(_layout.boxes(spec.local_runs))
 
 
 # ---- the protocol of torch.distributed.checkpoint -------------------------------------------------------------------
 
 
 def write_items(fqn: str, tensor: Any) -> list[Any]:
-    """The parts of a DTensor that this rank writes. Not collective.
+    """The parts of a DTensor that this rank writes, under the name of the tensor in the state dict. Not collective.
 
-    Args:
-        fqn: The name of the tensor in the state dict.
-        tensor: The DTensor.
-
-    Returns:
-        A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or without elements.
+    A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or without elements.
 
     Raises:
         RuntimeError: The tensor is Partial.
@@ -76,10 +54,10 @@ def write_items(fqn: str, tensor: Any) -> list[Any]:
     properties = TensorProperties.create_from_tensor(wait_if_pending(tensor._local_tensor))
     return [
         WriteItem(
-            index=MetadataIndex(fqn, torch.Size(box.offsets)),
+            index=MetadataIndex(fqn, torch.Size(box.target)),
             type=WriteItemType.SHARD,
             tensor_data=TensorWriteData(
-                chunk=ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)),
+                chunk=ChunkStorageMetadata(offsets=torch.Size(box.target), sizes=torch.Size(box.shape)),
                 properties=properties,
                 size=tensor.size(),
             ),
@@ -96,17 +74,13 @@ def chunk_list(tensor: Any) -> list[Any]:
     """
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
-    return [
-        ChunkStorageMetadata(offsets=torch.Size(box.offsets), sizes=torch.Size(box.sizes)) for box in _boxes(tensor)
-    ]
+    return [ChunkStorageMetadata(offsets=torch.Size(box.target), sizes=torch.Size(box.shape)) for box in _boxes(tensor)]
 
 
 def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
     """The part of the local tensor that is one of its boxes; a view, so that it can be read into. Not collective.
 
-    Args:
-        tensor: The DTensor.
-        index: A MetadataIndex of torch.distributed.checkpoint, whose offset is that of a box.
+    The index is a MetadataIndex of torch.distributed.checkpoint, whose offset is that of a box.
 
     Raises:
         RuntimeError: The tensor is Partial.
@@ -115,14 +89,14 @@ def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
     local = wait_if_pending(tensor._local_tensor)
     boxes = _boxes(tensor)
     for box in boxes:
-        if index.offset is None or tuple(index.offset) == box.offsets:
-            for dim, (begin, size) in enumerate(zip(box.local, box.sizes, strict=True)):
+        if index.offset is None or tuple(index.offset) == box.target:
+            for dim, (begin, size) in enumerate(zip(box.source, box.shape, strict=True)):
                 if size != local.size(dim):
                     local = local.narrow(dim, begin, size)
             return local
     raise ValueError(
         f"checkpoint: this rank has no part of {index.fqn!r} at offset {tuple(index.offset or ())}; its parts are at "
-        f"{[box.offsets for box in boxes]}: save and load with the placements that the plan was made for"
+        f"{[box.target for box in boxes]}: save and load with the placements that the plan was made for"
     )
 
 
@@ -169,9 +143,6 @@ def _loaded(tensor: Any, values: torch.Tensor) -> Any:
         return DTensor._wrap(part, tensor._spec.replace(dtype=values.dtype))
     tensor._local_tensor.copy_(part)
     return tensor
-
-
-# ---- torch.load -----------------------------------------------------------------------------------------------------
 
 
 def allow_loading() -> None:

@@ -19,17 +19,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.types import IntLikeType
 
+from phalanx.dtensor import _torch_compat
 from phalanx.dtensor._mesh import Mesh, coordinate_of, mesh_id
-from phalanx.dtensor._torch_compat import (
-    allow_in_graph,
-    mesh_groups,
-    mesh_key,
-    plain,
-    real_object,
-    surely_divides,
-    surely_equal,
-    tracing_fake_mode,
-)
 from phalanx.dtensor.placement_types import AnyPlacement, Shard, split_dim
 
 _contexts: "weakref.WeakValueDictionary[tuple[Any, ...], Context]" = weakref.WeakValueDictionary()
@@ -41,12 +32,6 @@ class Context:
 
     Guards and caches keep it, compare it, copy it and pickle it. A mesh whose process groups were destroyed
     differs from every other mesh, so a graph of it serves no other.
-
-    Attributes:
-        mesh: The mesh.
-        placements: One for each mesh dim.
-        dtype: The dtype.
-        requires_grad: Whether it requires gradients.
     """
 
     __slots__ = ("__weakref__", "dtype", "mesh", "placements", "requires_grad")
@@ -84,9 +69,9 @@ def cache_key(tensor: Any) -> str:
     spec, local = tensor._spec, tensor._local_tensor
     mesh = spec.mesh
     parts = (
-        mesh_key(mesh) if isinstance(mesh, DeviceMesh) else mesh,
+        _torch_compat.mesh_key(mesh) if isinstance(mesh, DeviceMesh) else mesh,
         coordinate_of(mesh),
-        mesh_groups(mesh) if isinstance(mesh, DeviceMesh) else (),
+        _torch_compat.mesh_groups(mesh) if isinstance(mesh, DeviceMesh) else (),
         spec.placements,
         (spec.shape, spec.stride, spec.dtype),
         (local.shape, local.stride(), local.dtype, str(local.device), local.requires_grad),
@@ -110,31 +95,33 @@ def settled(
     """
     if all(type(size) is int for size in shape) and all(type(step) is int for step in stride):
         return torch.Size(shape), tuple(stride)  # type: ignore[arg-type]
-    sizes = [plain(size) for size in shape]
+    sizes = [_torch_compat.plain(size) for size in shape]
     cuts = [
         [(one, ranks) for one, ranks in zip(placements, mesh.shape, strict=True) if ranks > 1 and split_dim(one) == dim]
         for dim in range(len(sizes))
     ]
     ways = [prod(ranks for _, ranks in own) for own in cuts]
-    if any(type(one) is not Shard for own in cuts for one, _ in own) or not all(map(surely_divides, sizes, ways)):
+    if any(type(one) is not Shard for own in cuts for one, _ in own) or not all(
+        map(_torch_compat.surely_divides, sizes, ways)
+    ):
         sizes = [int(size) for size in sizes]  # moves of what is cut unevenly need all sizes
     elif coordinate_of(mesh) is not None and local.ndim == len(sizes):
         for size, part, number in zip(sizes, local.shape, ways, strict=True):
             if type(size) is not int:
-                surely_equal(part * number, size)
-    return torch.Size(sizes), tuple(map(plain, stride))  # type: ignore[arg-type]
+                _torch_compat.surely_equal(part * number, size)
+    return torch.Size(sizes), tuple(map(_torch_compat.plain, stride))  # type: ignore[arg-type]
 
 
 def real_mesh(mesh: Any) -> Any:
     """The mesh, where torch.compile gives a stand-in for one; what is given otherwise."""
-    return mesh if type(mesh) is DeviceMesh else real_object(mesh)
+    return mesh if type(mesh) is DeviceMesh else _torch_compat.real_object(mesh)
 
 
 def is_traced() -> bool:
     """Whether the values of tensors are not there, since a graph is being made."""
-    return tracing_fake_mode() is not None
+    return _torch_compat.tracing_fake_mode() is not None
 
 
 def in_graph(function: Callable[..., Any]) -> None:
     """Let compiled functions have calls of a function in their graph, and not look into it."""
-    allow_in_graph(function)
+    _torch_compat.allow_in_graph(function)

@@ -11,6 +11,7 @@ import torch
 
 from phalanx.dtensor import _compile, _mode
 from phalanx.dtensor._mesh import coordinate_of
+from phalanx.dtensor._op_plan import flat
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import before_autograd
 
@@ -37,11 +38,7 @@ _NAMES = (
 
 
 def _replicating(run: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if not any(
-        isinstance(one, DTensor)
-        for value in (*args, *kwargs.values())
-        for one in (value if isinstance(value, (list, tuple)) else (value,))
-    ):
+    if not any(isinstance(one, DTensor) for one in flat((*args, *kwargs.values()))):
         return run(*args, **kwargs)
     if run.func.__self__._schema.name == "aten::one_hot":
         _check_classes(*args, **kwargs)

@@ -12,19 +12,15 @@ import torch
 import phalanx.collectives as pc
 from phalanx.dtensor import _fallback, _foreach, _op_plan
 from phalanx.dtensor._algorithms import (  # noqa: F401  (each registers its algorithms)
-    argminmax,
     attention,
-    batch_norm,
     class_parallel_loss,
+    common,
     gather_embedding,
     halo,
-    norm,
-    registry,
-    scan,
-    topk,
-    var_mean,
-    weighted_nll,
+    pieces,
+    statistics,
 )
+from phalanx.dtensor._algorithms.common import Handler
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._graph_agreement import recorded, sent_over
 from phalanx.dtensor._mesh import coordinate_of
@@ -35,7 +31,6 @@ from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import is_recorded, no_dispatch
 from phalanx.dtensor.placement_types import Replicate
 
-Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 aten = torch.ops.aten
 
 _handlers: dict[Any, Handler] = {}
@@ -67,7 +62,7 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
     if choice is not None and not moves:
         return None
     given = _all_distributed(values)
-    found: Handler | None = registry.find(op, choice, moves, values if given is None else given)
+    found = common.find(op, values if given is None else given)
     if found is None:
         return None
     function = found if given is None else _distributing(found)
@@ -75,7 +70,7 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
     def run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         if not is_recorded():
             return function(op, args, kwargs)
-        spec = next(one for one in _flat((*args, *kwargs.values())) if isinstance(one, DTensor))._spec
+        spec = next(one for one in _op_plan.flat((*args, *kwargs.values())) if isinstance(one, DTensor))._spec
         with recorded((sent_over(spec.mesh, f"{op}, by an algorithm of its own,"),), spec.dtype):
             return function(op, args, kwargs)
 
@@ -86,13 +81,9 @@ def _distributing(function: Handler) -> Handler:
     return lambda op, args, kwargs: function(op, _all_distributed(args) or args, kwargs)
 
 
-def _flat(values: Sequence[Any]) -> list[Any]:
-    return [one for value in values for one in (value if _op_plan.is_list(value) else (value,))]
-
-
 def _all_distributed(values: Sequence[Any]) -> list[Any] | None:
     """Arguments with plain tensors, where these count as replicated, as DTensors; None if there are none."""
-    leaves = _flat(values)
+    leaves = _op_plan.flat(values)
     if not any(isinstance(one, torch.Tensor) and not isinstance(one, DTensor) for one in leaves):
         return None
     mesh = next(one._spec.mesh for one in leaves if isinstance(one, DTensor))
@@ -154,9 +145,6 @@ def _is_pinned(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     return bool(args[0]._local_tensor.is_pinned())
 
 
-# ---- new tensors of which nothing is read ---------------------------------------------------------------------------
-
-
 @handles(aten.new_empty_strided.default, aten.empty_strided.default)
 def _new_strided(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """As the tensor, if it has its shape; else the same on every rank."""
@@ -169,9 +157,6 @@ def _new_strided(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         made.local_shape, made.local_stride, dtype=made.dtype, device=kwargs.get("device") or tensor.device
     )
     return DTensor._wrap(local, made)
-
-
-# ---- views that change the tensor itself ----------------------------------------------------------------------------
 
 
 @handles(

@@ -115,7 +115,8 @@ def _other(func: Any, args: Sequence[Any], kwargs: dict[str, Any], key: tuple[An
 def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
     """The key of a call that the hot path has none for; None: it is planned every time."""
     try:
-        key = (func, *_parts(args, kwargs))
+        named = [part for name, value in kwargs.items() for part in (name, _part(value))]
+        key = (func, _mode.replicates(), *map(_part, args), *named)
         hash(key)
     except (TypeError, _NoKey):
         return None
@@ -124,15 +125,6 @@ def _key(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, .
 
 class _NoKey(Exception):
     """A call that is planned every time."""
-
-
-def _parts(args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
-    found: list[Any] = [_mode.replicates()]
-    for value in args:
-        found.append(_part(value))
-    for name, value in kwargs.items():
-        found += (name, _part(value))
-    return found
 
 
 def _part(value: Any) -> Any:
@@ -152,13 +144,7 @@ def _part(value: Any) -> Any:
 
 
 def known_plan(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> OpPlan | None:
-    """The OpPlan of a call that was done before, if it was kept.
-
-    Args:
-        func: An OpOverload.
-        args: As `dispatch` gets them.
-        kwargs: As `dispatch` gets them.
-    """
+    """The OpPlan of a call that was done before, if it was kept; the arguments are as `dispatch` gets them."""
     key = None if kwargs else _hot_key(func, args)
     key = _key(func, args, kwargs) if key is None else key
     return None if key is None else _plans.get(key)

@@ -10,17 +10,8 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor import _mode
+from phalanx.dtensor import _mode, _op_plan
 from phalanx.dtensor._dtensor_spec import DTensorSpec
-from phalanx.dtensor._op_plan import (
-    OpPlan,
-    bound,
-    call_bound,
-    is_list,
-    mixed,
-    returned_argument,
-    written_arguments,
-)
 from phalanx.dtensor._op_plan import check_writable as check_writable
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
@@ -36,17 +27,14 @@ class ReplicatedFallback(UserWarning):
     """An op has no sharding rule, and every rank works on the whole."""
 
 
-def plan(op: Any) -> OpPlan:
+def plan(op: Any) -> _op_plan.OpPlan:
     """The OpPlan of an op without a rule."""
-    if op not in _undecomposed and not written_arguments(op) and decomposition(op) is not None:
-        return OpPlan(decomposed, text="decomposed into other ops")
+    if op not in _undecomposed and not _op_plan.written_arguments(op) and decomposition(op) is not None:
+        return _op_plan.OpPlan(decomposed, text="decomposed into other ops")
     functional = functional_of(op)
     if functional is not None:
-        return OpPlan(write_back, text=f"{functional}, written back")
-    return OpPlan(replicated, text="no rule: every rank works on the whole")
-
-
-# ---- decomposition --------------------------------------------------------------------------------------------------
+        return _op_plan.OpPlan(write_back, text=f"{functional}, written back")
+    return _op_plan.OpPlan(replicated, text="no rule: every rank works on the whole")
 
 
 def decomposed(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -73,13 +61,10 @@ def _is_distributed(result: Any) -> bool:
     return all(isinstance(one, DTensor) or not isinstance(one, torch.Tensor) for one in values)
 
 
-# ---- written back ---------------------------------------------------------------------------------------------------
-
-
 def functional_of(op: Any) -> Any:
     """The op that returns what `op` writes into its first argument or into `out`; None if there is none."""
     arguments = op._schema.arguments
-    written = written_arguments(op)
+    written = _op_plan.written_arguments(op)
     base = op._schema.name.split("::")[1]
     if written == (0,) and base.endswith("_") and not base.startswith("_foreach"):
         packet = getattr(torch.ops.aten, base[:-1], None)
@@ -91,7 +76,7 @@ def functional_of(op: Any) -> Any:
         return None
     if found is None or len(found._schema.arguments) != count or len(found._schema.returns) != 1:
         return None
-    return found if not written_arguments(found) else None
+    return found if not _op_plan.written_arguments(found) else None
 
 
 def _overload_like(packet: Any, op: Any, without_last: bool = False) -> Any:
@@ -113,16 +98,16 @@ def write_back(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     functional = functional_of(op)
     if functional is None:
         return replicated(op, args, kwargs)
-    values = bound(op, args, kwargs)
-    index = written_arguments(op)[0]
+    values = _op_plan.bound(op, args, kwargs)
+    index = _op_plan.written_arguments(op)[0]
     into = values[index]
     if not isinstance(into, DTensor):
-        raise mixed(
+        raise _op_plan.mixed(
             op, into, "the op writes into a plain tensor; make that a DTensor, or call the op that returns a new tensor"
         )
     check_writable(op, into)
     kept = values[:index] + values[index + 1 :] if op._schema.arguments[index].is_out else values
-    result = call_bound(functional, kept)
+    result = _op_plan.call_bound(functional, kept)
     if result.shape != into.shape:
         raise RuntimeError(
             f"{op}: the result has shape {tuple(result.shape)}, and the tensor that it is written into "
@@ -144,15 +129,16 @@ def replicate_arg(value: Any) -> Any:
     """An argument with whole local tensors in the place of DTensors. Collective where they are not whole."""
     if isinstance(value, DTensor):
         return plan_redistribute(value._spec, whole_spec(value._spec)).run(value._local_tensor)
-    if is_list(value):
+    if _op_plan.is_list(value):
         return [replicate_arg(one) for one in value]
     return value
 
 
 def replicated(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run an op with every input whole on every rank."""
-    values = bound(op, args, kwargs)
-    moved = [one for one in _dtensors(values) if not one._spec.is_replicated]
+    values = _op_plan.bound(op, args, kwargs)
+    distributed = [one for one in _op_plan.flat(values) if isinstance(one, DTensor)]
+    moved = [one for one in distributed if not one._spec.is_replicated]
     if moved:
         if _mode.is_strict():
             raise _mode.StrictError(
@@ -167,37 +153,31 @@ def replicated(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
                 ReplicatedFallback,
                 stacklevel=2,
             )
-    mesh = next(iter(_dtensors(values)))._spec.mesh
-    written = written_arguments(op)
+    mesh = distributed[0]._spec.mesh
+    written = _op_plan.written_arguments(op)
     locals_ = [replicate_arg(value) for value in values]
     for index in written:
         for one in [values[index]] if isinstance(values[index], torch.Tensor) else values[index] or ():
             check_writable(op, one)
         locals_[index] = _own(values[index], locals_[index])
-    result = call_bound(op, locals_)
+    result = _op_plan.call_bound(op, locals_)
     for index in written:
         _bring_back(op, values[index], locals_[index])
-    return _wrapped(op, result, values, mesh, bool(moved))
-
-
-def _dtensors(values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        for one in value if is_list(value) else [value]:
-            if isinstance(one, DTensor):
-                found.append(one)
-    return found
+    if not isinstance(result, (list, tuple)):
+        return _wrapped_one(op, result, 0, values, mesh, bool(moved))
+    done = [_wrapped_one(op, one, index, values, mesh, bool(moved)) for index, one in enumerate(result)]
+    return done if isinstance(result, list) else tuple(done)
 
 
 def _own(value: Any, local: Any) -> Any:
     """What is written into: where it was a copy anyway, that; a replicated tensor as it is."""
-    if is_list(value):
+    if _op_plan.is_list(value):
         return [_own(one, part) for one, part in zip(value, local, strict=True)]
     return local.clone() if isinstance(value, DTensor) and not value._spec.is_replicated else local
 
 
 def _bring_back(op: Any, value: Any, whole: Any) -> None:
-    if is_list(value):
+    if _op_plan.is_list(value):
         for one, part in zip(value, whole, strict=True):
             _bring_back(op, one, part)
     elif isinstance(value, DTensor) and not value._spec.is_replicated:
@@ -207,26 +187,16 @@ def _bring_back(op: Any, value: Any, whole: Any) -> None:
 
 
 def write_local(into: DTensor, spec: DTensorSpec, local: torch.Tensor) -> None:
-    """Write a tensor of another spec into a DTensor. Collective where their placements differ.
+    """Write a local tensor of another spec into a DTensor. Collective where their placements differ.
 
-    Args:
-        into: The DTensor.
-        spec: The spec of what is written, which may have another dtype than `local`.
-        local: The local tensor that is written.
+    The spec may have another dtype than the local tensor.
     """
     plan = plan_redistribute(spec.replace(dtype=local.dtype), into._spec.replace(dtype=local.dtype))
     into._local_tensor.copy_(plan.run(local))
 
 
-def _wrapped(op: Any, result: Any, values: list[Any], mesh: Any, is_copy: bool) -> Any:
-    if isinstance(result, (list, tuple)):
-        done = [_wrapped_one(op, one, index, values, mesh, is_copy) for index, one in enumerate(result)]
-        return done if isinstance(result, list) else tuple(done)
-    return _wrapped_one(op, result, 0, values, mesh, is_copy)
-
-
 def _wrapped_one(op: Any, result: Any, index: int, values: list[Any], mesh: Any, is_copy: bool) -> Any:
-    argument = returned_argument(op, index)
+    argument = _op_plan.returned_argument(op, index)
     if argument is not None:
         return values[argument]
     if isinstance(result, list):

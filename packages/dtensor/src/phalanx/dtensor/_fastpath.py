@@ -43,15 +43,9 @@ def loaded() -> Any:
 
 
 def recipe(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Tell native code how to repeat a call that Python has just done.
+    """Tell native code how to repeat a call that Python has just done, with the arguments that `dispatch` gets.
 
-    Args:
-        op: An OpOverload.
-        args: As `dispatch` gets them.
-        kwargs: As `dispatch` gets them.
-
-    Returns:
-        ((argument, value) to call it with instead, form of the results, their specs); None if that is not all.
+    ((argument, value) to call it with instead, form of the results, their specs); None if that is not all.
     """
     plan = _dispatch.known_plan(op, args, kwargs)
     if plan is None or plan.call is None:

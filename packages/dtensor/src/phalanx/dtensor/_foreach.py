@@ -33,9 +33,6 @@ def find(op: Any) -> Handler | None:
     return None
 
 
-# ---- foreach --------------------------------------------------------------------------------------------------------
-
-
 def foreach(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """A foreach op: at once where all local tensors can be taken as they are, else one element after the other."""
     values = bound(op, args, kwargs)
@@ -105,9 +102,6 @@ def _by_element(op: Any, values: Sequence[Any]) -> Any:
     return None if in_place else results
 
 
-# ---- gradient scaling -----------------------------------------------------------------------------------------------
-
-
 def unscale(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Multiply gradients, and note on every rank whether any rank has one that is not finite. For GradScaler."""
     gradients, found, factor = bound(op, args, kwargs)
@@ -125,9 +119,6 @@ def unscale(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
             own = reduced(own, "max", mesh, range(mesh.ndim))
     local_of(found).copy_(own)
     return None
-
-
-# ---- fused optimizers -----------------------------------------------------------------------------------------------
 
 
 def fused_optimizer(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

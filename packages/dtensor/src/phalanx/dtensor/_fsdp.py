@@ -100,13 +100,9 @@ def _classes(param_class: Any, group_class: Any) -> tuple[type, type]:
 
 
 def _sharded(spec: DTensorSpec, theirs: Any, dim: int, mesh_info: Any) -> DTensorSpec:
-    """The spec of the shard of a parameter, where torch would give it `theirs`.
+    """The spec of the shard of a parameter of spec `spec`, where torch would give it `theirs`.
 
-    Args:
-        spec: The spec of the parameter before.
-        theirs: The spec that torch makes.
-        dim: The dim of the tensor that FSDP shards.
-        mesh_info: What FSDP knows of its mesh.
+    FSDP shards a dim of the tensor; `mesh_info` is what it knows of its mesh.
 
     Raises:
         ValueError: No placements say what FSDP makes of the parameter.
@@ -153,10 +149,8 @@ def _is_sharded_last(spec: DTensorSpec, made: DTensorSpec, dim: int, mesh_dim: i
 def _plain_spec(siblings: Sequence[Any], theirs: Any, data_parallel: Any) -> Any:
     """The spec of the shard of a plain parameter: on the mesh of those of its siblings that are of this package.
 
-    Args:
-        siblings: The parameters that FSDP manages together with it.
-        theirs: The spec that torch makes, on the mesh of data parallelism.
-        data_parallel: That mesh.
+    Siblings are the parameters that FSDP manages together with it; `theirs` is the spec that torch makes, on the mesh
+    of data parallelism.
     """
     dims = data_parallel.ndim
     for sibling in siblings:

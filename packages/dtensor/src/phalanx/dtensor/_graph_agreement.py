@@ -24,39 +24,19 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
+from phalanx.dtensor import _torch_compat
 from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of
-from phalanx.dtensor._torch_compat import (
-    compile_name,
-    graph_node_of,
-    graph_tracer,
-    group_named,
-    in_backward,
-    is_recorded,
-    keep_collectives,
-    keep_effect,
-    last_node,
-    mesh_groups,
-    op_library,
-    saved_for_backward,
-    set_arguments,
-)
 
 # The length of the text in which each rank shows its graph if graphs differ.
 _TEXT_BYTES = 4096
 
 
 class Sent(NamedTuple):
-    """One collective of a graph, as all ranks see it.
+    """One collective of a graph, as all ranks see it."""
 
-    Attributes:
-        text: What it is, without what differs between ranks.
-        groups: The names of the groups of all mesh dims of its mesh: whose ranks are to agree.
-        device_type: The device type of its tensors.
-    """
-
-    text: str
-    groups: tuple[str, ...]
-    device_type: str
+    text: str  # what it is, without what differs between ranks
+    groups: tuple[str, ...]  # the names of the groups of all mesh dims of its mesh: whose ranks are to agree
+    device_type: str  # the device type of its tensors
 
 
 def sent_over(mesh: Mesh, text: str) -> Sent:
@@ -65,7 +45,7 @@ def sent_over(mesh: Mesh, text: str) -> Sent:
         return Sent(text, (), "cpu")
     if coordinate_of(mesh) is None:  # this rank is in none of its groups
         return Sent(text, (), mesh.device_type)
-    groups = tuple(name for name, size in zip(mesh_groups(mesh), mesh.shape, strict=True) if size > 1)
+    groups = tuple(name for name, size in zip(_torch_compat.mesh_groups(mesh), mesh.shape, strict=True) if size > 1)
     return Sent(text, groups, mesh.device_type)
 
 
@@ -91,42 +71,32 @@ def _graph_of(tracer: Any) -> _Graph | None:
 
 @contextmanager
 def recorded(sent: Sequence[Sent], dtype: torch.dtype) -> Iterator[None]:
-    """Within it, these collectives are called, while a graph is being made.
-
-    Args:
-        sent: The collectives.
-        dtype: The dtype of what is sent.
-    """
-    tracer = graph_tracer()
+    """Within it, these collectives are called with tensors of a dtype, while a graph is being made."""
+    tracer = _torch_compat.graph_tracer()
     graph = _graph_of(tracer)
     if graph is None or graph.node is None:
         # Also where nothing is recorded yet: torch counts effects first, and makes the graph then.
-        with saved_for_backward():
+        with _torch_compat.saved_for_backward():
             _agree_op()("", [], [], sent[0].device_type)
     if graph is not None:
-        graph.node = graph.node or last_node(tracer, _agree_op())
-        where = "backward" if in_backward() else "forward"
+        graph.node = graph.node or _torch_compat.last_node(tracer, _agree_op())
+        where = "backward" if _torch_compat.in_backward() else "forward"
         graph.collectives += [f"{where}: {one.text} of {str(dtype).removeprefix('torch.')}" for one in sent]
         # The groups of the first mesh: the meshes of later collectives may be what differs between ranks.
         graph.groups = graph.groups or sent[0].groups
-        given = (compile_name(), list(graph.collectives), list(graph.groups), sent[0].device_type)
-        set_arguments(graph.node, _agree_op(), given)
-    with keep_collectives("phalanx"):
+        given = (_torch_compat.compile_name(), list(graph.collectives), list(graph.groups), sent[0].device_type)
+        _torch_compat.set_arguments(graph.node, _agree_op(), given)
+    with _torch_compat.keep_collectives("phalanx"):
         yield
 
 
 def moved_once(local: torch.Tensor, key: Any, move: Callable[[], torch.Tensor]) -> torch.Tensor:
     """The result of a move of a tensor; in a graph, the earlier result of the same move of the same tensor.
 
-    The result must not be written into.
-
-    Args:
-        local: What is moved.
-        key: Which move it is, the same on all ranks.
-        move: Does it.
+    The result must not be written into. The key says which move it is, the same on all ranks.
     """
-    graph = _graph_of(graph_tracer())
-    node = None if graph is None else graph_node_of(local)
+    graph = _graph_of(_torch_compat.graph_tracer())
+    node = None if graph is None else _torch_compat.graph_node_of(local)
     if graph is None or node is None:
         return move()
     found = graph.moved.get((node, key))
@@ -141,7 +111,7 @@ def neutral(local: torch.Tensor, one: bool) -> torch.Tensor:
     In a graph it is an op that depends on the tensor, as what another rank makes of it does. Zeros that depend on
     nothing let torch drop all that leads to the tensor, or compute it again, on this rank alone.
     """
-    if is_recorded():
+    if _torch_compat.is_recorded():
         made: torch.Tensor = torch.ops.phalanx_dtensor.neutral.default(local, one)
         return made
     return _neutral(local, one)
@@ -170,7 +140,7 @@ def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], d
     """
     names = tuple(group_names)
     digest = _digest(collectives)
-    known = _agreed.setdefault(group_named(names[0]), set()) if names else None
+    known = _agreed.setdefault(_torch_compat.group_named(names[0]), set()) if names else None
     result = torch.empty(0, device=device_type)
     if known is None or (names, digest) in known:
         return result
@@ -223,24 +193,20 @@ def _shown(graph: str, collectives: Sequence[str]) -> str:
     return f"graph {graph} [{_digest(collectives):x}] with {count} ({', '.join(collectives)})"
 
 
-def _agree_fake(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> torch.Tensor:
-    return torch.empty(0, device=device_type)
+def _agree_fake(*given: Any) -> torch.Tensor:
+    return torch.empty(0, device=given[-1])
 
 
 def _agree_op() -> Any:
     return torch.ops.phalanx_dtensor.agree_on_graph.default
 
 
-_library = op_library(
+_SCHEMA = "agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> Tensor"
+_library = _torch_compat.op_library(
     "phalanx_dtensor",
     (
-        (
-            "agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> Tensor",
-            _agree,
-            _agree_fake,
-            (),
-        ),
+        (_SCHEMA, _agree, _agree_fake, ()),
         ("neutral(Tensor local, bool one) -> Tensor", _neutral, _neutral, ()),
     ),
 )
-keep_effect(_agree_op())
+_torch_compat.keep_effect(_agree_op())

@@ -17,37 +17,20 @@ from phalanx.dtensor._torch_compat import assert_async
 
 
 class Bound(NamedTuple):
-    """The values that the elements of an index may have.
+    """The values that the elements of an index may have."""
 
-    Attributes:
-        argument: The argument, counted in the op's schema.
-        place: Where in it, if it is a list.
-        dim: The dim that is looked up; -1: all elements, counted flat.
-        size: The number of elements there.
-        wraps: Whether negative ones count from the end.
-        error: What torch raises.
-        ignored: An element that stands for nothing.
-        before: Whether every rank has the whole index before anything moves.
-    """
-
-    argument: int
-    place: int | None
-    dim: int
-    size: int
-    wraps: bool
-    error: type[Exception]
-    ignored: int | None = None
-    before: bool = False
+    argument: int  # counted in the op's schema
+    place: int | None  # where in it, if it is a list
+    dim: int  # the dim that is looked up; -1: all elements, counted flat
+    size: int  # the number of elements there
+    wraps: bool  # whether negative ones count from the end
+    error: type[Exception]  # what torch raises
+    ignored: int | None = None  # an element that stands for nothing
+    before: bool = False  # whether every rank has the whole index before anything moves
 
 
 def check_bounds(op: Any, index: torch.Tensor, bound: Bound) -> None:
-    """Raise if an element of an index is out of range.
-
-    Args:
-        op: The op.
-        index: The local tensor of the index.
-        bound: What its elements may be.
-    """
+    """Raise if an element of the local tensor of an index is out of range."""
     if bound.ignored is not None:
         index = index[index != bound.ignored] if type(index) is torch.Tensor else index.clamp(0, bound.size - 1)
     if not index.numel():
@@ -93,10 +76,8 @@ def bounds_of(
     """The checks that a call must make of its indices, because not all ranks run a kernel that does; mostly none.
 
     Args:
-        op: An OpOverload.
-        values: Every argument of its schema.
-        leaves: The tensors among them, (argument, place in it if it is a list, tensor).
-        specs: Their specs.
+        values: Every argument of the op's schema.
+        leaves: The tensors among them, (argument, place in it if it is a list, tensor), with `specs`.
         used: Their specs when the op runs, and those of its results.
     """
     if any(type(one) is not DTensorSpec for one in specs):  # sizes are not known while a graph is made of any

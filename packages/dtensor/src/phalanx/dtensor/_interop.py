@@ -86,9 +86,6 @@ def to_torch(tensor: DTensor) -> "TorchDTensor":
     return made
 
 
-# ---- the two wrappers -----------------------------------------------------------------------------------------------
-
-
 def _ours(tensor: Any) -> Any:
     with torch.no_grad():
         local = tensor.to_local()

@@ -12,7 +12,7 @@ placement for each mesh dim, dims in range and not negative.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import NamedTuple, TypeAlias
 
 from torch.types import IntLikeType
@@ -224,13 +224,22 @@ def overlap(source: Runs, target: Runs) -> list[tuple[int, int, int]]:
 def blocks(source: Sequence[Runs], target: Sequence[Runs]) -> Iterator[Block]:
     """The boxes of elements that two local tensors of one global tensor have in common, each element in one of them.
 
-    Args:
-        source: The runs of each dim of one local tensor, from `local_runs`.
-        target: The runs of the other; its mesh and placements may be different.
+    Both are given by the runs of each dim, from `local_runs`; meshes and placements may be different.
     """
     for parts in product(*(overlap(a, b) for a, b in zip(source, target, strict=True))):
         yield Block(
             tuple(part[0] for part in parts), tuple(part[1] for part in parts), tuple(part[2] for part in parts)
+        )
+
+
+def boxes(runs: Sequence[Runs]) -> Iterator[Block]:
+    """The boxes of the whole tensor (the target) that a local tensor (the source) has, from the runs of its dims."""
+    places = [zip(accumulate((int(length) for _, length in own), initial=0), own, strict=False) for own in runs]
+    for chosen in product(*places):
+        yield Block(
+            tuple(at for at, _ in chosen),
+            tuple(int(start) for _, (start, _) in chosen),
+            tuple(int(length) for _, (_, length) in chosen),
         )
 
 
@@ -252,13 +261,8 @@ def stride_like(
 ) -> tuple[IntLikeType, ...]:
     """The stride of a tensor without gaps whose dims lie in memory in the same order as those of a model.
 
-    A local tensor of a transposed tensor is transposed too, and the other way round. A dim along which the model
-    repeats itself (stride 0) does so here.
-
-    Args:
-        shape: The shape of the tensor.
-        model_shape: The shape of the model: a tensor with as many dims.
-        model_stride: Its stride.
+    A local tensor of a transposed tensor is transposed too, and the other way round. A dim along which the model, a
+    tensor with as many dims, repeats itself (stride 0) does so here.
     """
     if tuple(model_stride) == contiguous_stride(model_shape):
         return contiguous_stride(shape)
@@ -275,14 +279,9 @@ def stride_like(
 def global_stride(
     whole: Sequence[IntLikeType], local: Sequence[IntLikeType], local_stride: Sequence[IntLikeType]
 ) -> tuple[IntLikeType, ...]:
-    """The stride that a whole tensor says it has, from that of a local tensor.
+    """The stride that a whole tensor says it has, from the shapes of both and the stride of a local tensor.
 
     Its dims lie in the order of those of the local tensor; where this has gaps, so has the whole, as in torch.
-
-    Args:
-        whole: The shape of the whole tensor.
-        local: The shape of the local tensor.
-        local_stride: Its stride.
     """
     if tuple(local_stride) == stride_like(local, local, local_stride):
         return stride_like(whole, local, local_stride)

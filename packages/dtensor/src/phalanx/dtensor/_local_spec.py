@@ -34,12 +34,7 @@ def spec_of_local(
 ) -> DTensorSpec:
     """The spec of a tensor of which this rank has `local`. Not collective.
 
-    Args:
-        local: The local tensor.
-        mesh: The mesh.
-        placements: One for each mesh dim.
-        shape: The shape of the whole; by default as if all ranks had as much.
-        stride: Its stride; by default as the local tensor lies.
+    By default the shape of the whole is as if all ranks had as much, and its stride as the local tensor lies.
 
     Raises:
         ValueError: `local` is not this rank's part of a tensor of that shape.
@@ -97,10 +92,7 @@ def with_stride_of(spec: DTensorSpec, local: torch.Tensor) -> DTensorSpec:
 def local_part(tensor: torch.Tensor, spec: DTensorSpec, source: int | None) -> torch.Tensor:
     """This rank's part of a tensor that ranks have whole, in memory of its own or (if it is all) the tensor's.
 
-    Args:
-        tensor: The whole.
-        spec: Where its parts go.
-        source: The rank of each mesh dim whose values count, or None. With one it is collective over the mesh.
+    The source is the rank of each mesh dim whose values count, or None. With one it is collective over the mesh.
     """
     mesh = spec.mesh
     coordinate = coordinate_of(mesh)
@@ -122,8 +114,7 @@ def same_values(tensor: torch.Tensor, mesh: Mesh, source: int) -> torch.Tensor:
         return tensor
     whole = tensor.contiguous()
     for mesh_dim in range(mesh.ndim):
-        group = mesh.get_group(mesh_dim)
-        whole = pc.wait_tensor(pc.broadcast(whole, source, group))
+        whole = pc.wait_tensor(pc.broadcast(whole, source, mesh.get_group(mesh_dim)))
     return whole
 
 
@@ -138,9 +129,6 @@ def check_alike(
     """Compare what ranks give to `from_local`, all that a spec holds included. Collective over the mesh.
 
     Every rank learns what all have before any raises, so that all raise.
-
-    Args:
-        local, mesh, placements, shape, stride, grad_placements: As `from_local` gets them.
 
     Raises:
         ValueError: Something differs, or some rank has no part of the tensor that it says it has.

@@ -5,8 +5,8 @@ the results are. It knows no rules: `_sharding_prop` makes it, `_dispatch` finds
 run it with the same results.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import Any
 
@@ -27,59 +27,29 @@ Run = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One input that is redistributed before the op runs.
+    """One input that is redistributed before the op runs."""
 
-    Attributes:
-        argument: The argument, counted in the op's schema.
-        place: Where in it, if it is a list.
-        plan: How.
-    """
-
-    argument: int
-    place: int | None
+    argument: int  # counted in the op's schema
+    place: int | None  # where in it, if it is a list
     plan: RedistributePlan
 
 
+@dataclass(slots=True, eq=False)
 class OpPlan:
-    """How one call is done.
+    """How one call is done."""
 
-    Attributes:
-        run: Called with (op, args, kwargs): does it.
-        call: What runs on the local tensors, if that is all: then `_dispatch` or native code does it, without `run`.
-            None otherwise, and then the next four say nothing.
-        sizes: (argument, value): what else it is called with.
-        direct: The spec of the result, if there is one result.
-        in_place: Whether it returns its first argument, into which it writes.
-        several: (list or tuple, the spec of each result or None), if there are several.
-        moves: The communication before the op.
-        text: The rule, or why there is none: for `explain`.
-        specs: The specs of the results, None for a result that is not a tensor.
-    """
-
-    __slots__ = ("call", "direct", "in_place", "moves", "run", "several", "sizes", "specs", "text")
-    call: Callable[..., Any] | None
-    sizes: tuple[tuple[int, Any], ...]
-    direct: DTensorSpec | None
-    in_place: bool
-    several: tuple[Any, tuple[DTensorSpec | None, ...]] | None
-
-    def __init__(
-        self,
-        run: Run,
-        *,
-        moves: tuple[Move, ...] = (),
-        text: str = "",
-        specs: tuple[DTensorSpec | None, ...] = (),
-    ) -> None:
-        self.run = run
-        self.call = None
-        self.sizes = ()
-        self.direct = None
-        self.in_place = False
-        self.several = None
-        self.moves = moves
-        self.text = text
-        self.specs = specs
+    run: Run  # called with (op, args, kwargs): does it
+    _: KW_ONLY
+    moves: tuple[Move, ...] = ()  # the communication before the op
+    text: str = ""  # the rule, or why there is none: for `explain`
+    specs: tuple[DTensorSpec | None, ...] = ()  # of the results, None for one that is no tensor
+    # What runs on the local tensors, if that is all: then `_dispatch` or native code does it, without `run`. None
+    # otherwise, and then what follows says nothing.
+    call: Callable[..., Any] | None = None
+    sizes: tuple[tuple[int, Any], ...] = ()  # (argument, value): what else it is called with
+    direct: DTensorSpec | None = None  # the spec of the result, if there is one result
+    in_place: bool = False  # whether it returns its first argument, into which it writes
+    several: tuple[Any, tuple[DTensorSpec | None, ...]] | None = None  # (list or tuple, their specs or None)
 
 
 # ---- arguments ------------------------------------------------------------------------------------------------------
@@ -106,6 +76,11 @@ def call_bound(op: Any, values: Sequence[Any]) -> Any:
 def is_list(value: Any) -> bool:
     """Whether an argument is a list of some kind."""
     return type(value) is list or type(value) is tuple
+
+
+def flat(values: Iterable[Any]) -> list[Any]:
+    """Arguments with the elements of lists in the place of these."""
+    return [one for value in values for one in (value if is_list(value) else (value,))]
 
 
 def local_of(value: Any) -> Any:
@@ -155,9 +130,6 @@ def viewed(local: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     return seen
 
 
-# ---- writing into views ----------------------------------------------------------------------------------------------
-
-
 def check_writable(op: Any, tensor: Any) -> None:
     """Refuse to write into a view that is a copy: the tensor viewed would not change."""
     if getattr(tensor, "_is_view_of_copy", False) or _lies_elsewhere(tensor):
@@ -180,9 +152,6 @@ def _lies_elsewhere(tensor: Any) -> bool:
     return bool(mine.untyped_storage()._cdata != theirs.untyped_storage()._cdata)
 
 
-# ---- with a rule ----------------------------------------------------------------------------------------------------
-
-
 class RulePlan(OpPlan):
     """An OpPlan that a rule gave, in its general form: moves, other arguments, shares of means, several results."""
 
@@ -198,15 +167,8 @@ class RulePlan(OpPlan):
         text: str,
         bounds: tuple[Bound, ...] = (),
     ) -> None:
-        """
-        Args:
-            op: What runs on the local tensors.
-            moves: The communication before.
-            work: What this rank does differently; None on a rank outside the mesh.
-            specs: The specs of the results, as the rule counts them.
-            shape: The form of what the op returns: (type, entries), where an entry is the number of a spec or None.
-            text: The rule.
-            bounds: The checks of indices.
+        """`op` runs on the local tensors; `work` is what this rank does differently, None outside the mesh. `shape` is
+        the form of what the op returns: (type, entries), where an entry is the number of a spec or None.
         """
         super().__init__(self._run, moves=moves, text=text, specs=specs)
         self.local_op = op
@@ -241,7 +203,7 @@ class RulePlan(OpPlan):
         if self.bounds:
             self._check_bounds(op, values, before=False)
         if work.fills:
-            device = next(one for one in _flat(values) if isinstance(one, torch.Tensor)).device
+            device = next(one for one in flat(values) if isinstance(one, torch.Tensor)).device
             results = work.filled([one.dtype for one in self.specs if one is not None], device)
             return self._wrapped(given, results, None)
         for argument, value in work.sizes:
@@ -295,13 +257,6 @@ class RulePlan(OpPlan):
         if kind is None:
             return done[0]
         return kind(done)
-
-
-def _flat(values: Sequence[Any]) -> list[Any]:
-    found: list[Any] = []
-    for value in values:
-        found += value if isinstance(value, list) else [value]
-    return found
 
 
 def mixed(op: Any, tensor: object, advice: str) -> RuntimeError:

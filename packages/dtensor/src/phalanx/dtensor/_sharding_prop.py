@@ -41,11 +41,7 @@ _WHOLE = Replicate()
 
 
 def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> OpPlan:
-    """The OpPlan of a call.
-
-    Args:
-        op: An OpOverload.
-        args, kwargs: Its arguments; at least one DTensor among them.
+    """The OpPlan of a call, with at least one DTensor among its arguments.
 
     Raises:
         RuntimeError: DTensors and plain tensors are mixed, or DTensors are on several meshes.

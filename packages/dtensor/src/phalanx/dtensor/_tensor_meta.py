@@ -8,7 +8,7 @@ import torch
 
 from phalanx.dtensor._dtensor_spec import DTensorSpec, TensorMeta
 from phalanx.dtensor._layout import contiguous_stride
-from phalanx.dtensor._op_plan import call_bound, is_list
+from phalanx.dtensor._op_plan import call_bound, flat, is_list
 from phalanx.dtensor._rules.local_adjustments import results_of
 from phalanx.dtensor._torch_compat import fake_mode, in_graph_sizes, tracing_fake_mode, untraced
 
@@ -17,16 +17,10 @@ Form = tuple[Any, tuple[int | None, ...]] | None
 
 
 def results(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tuple[list[TensorMeta], Form] | None:
-    """The results of a call for whole tensors.
+    """The results of a call for whole tensors, from every argument and the specs of the tensors among them.
 
-    Args:
-        op: An OpOverload.
-        values: Every argument of its schema.
-        specs: The specs of the tensors among them, in order.
-
-    Returns:
-        The tensors, those that its output_mask leaves out left out, and the form in which they come. None if torch
-        cannot say (sizes that depend on values).
+    Results that its output_mask leaves out are left out; the form is how they come. None if torch cannot say (sizes
+    that depend on values).
     """
     kind = _kind(op, values, specs)
     dtype = None if kind is None else _dtypes.get(kind)
@@ -103,25 +97,18 @@ def _asked(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> tupl
 def _symbols(values: Sequence[Any], specs: Sequence[DTensorSpec]) -> list[torch.SymInt]:
     """The sizes that the graph knows: of the whole tensors, of the arguments, and of the local tensors."""
     sizes = [size for spec in specs if type(spec) is not DTensorSpec for size in (*spec.shape, *spec.stride)]
-    sizes += [size for value in values for size in (value if is_list(value) else [value])]
+    sizes += flat(values)
     if any(isinstance(size, torch.SymInt) for size in sizes):
-        for value in values:
-            for one in value if is_list(value) else [value]:
-                local = getattr(one, "_local_tensor", None)
-                sizes += () if local is None else (*local.shape, *local.stride())
+        for one in flat(values):
+            local = getattr(one, "_local_tensor", None)
+            sizes += () if local is None else (*local.shape, *local.stride())
     return [size for size in sizes if isinstance(size, torch.SymInt)]
 
 
 def refuse(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> None:
-    """Raise what torch says of shapes that do not go together, before anything is sent.
+    """Raise what torch says of shapes that do not go together, before anything is sent: as the op itself.
 
-    Args:
-        op: An OpOverload without a rule for this call.
-        values: Every argument of its schema.
-        specs: The specs of the tensors among them, in order.
-
-    Raises:
-        RuntimeError, ValueError, IndexError: As the op itself.
+    For an op without a rule for this call; the arguments are those of `results`.
     """
     if any(type(spec) is not DTensorSpec for spec in specs):
         return
@@ -172,8 +159,4 @@ def formed(
     tensors = [
         TensorMeta(torch.Size(map(known, one.shape)), tuple(map(known, one.stride())), one.dtype) for one in kept
     ]
-    return tensors, (kind and _container(kind), entries)
-
-
-def _container(kind: type) -> type:
-    return list if issubclass(kind, list) else tuple
+    return tensors, (kind and (list if issubclass(kind, list) else tuple), entries)

@@ -484,16 +484,25 @@ class _Saved(dict[str, Any]):
 
 
 @contextmanager
+def _recorded_nodes() -> Iterator[list[Any]]:
+    """A list that has, after the context, the nodes that were recorded in the graph within it, the last first."""
+    tracer = graph_tracer()
+    nodes = () if tracer is None else tracer.graph.nodes
+    before = len(nodes)
+    found: list[Any] = []
+    yield found
+    found += islice(reversed(nodes), len(nodes) - before)
+
+
+@contextmanager
 def saved_for_backward() -> Iterator[None]:
     """What is recorded within is never computed again for backward: what that needs is saved.
 
     Also in a checkpointed block, which marks all nodes that it has recorded. Read in 2.11 to 2.13.
     """
-    tracer = graph_tracer()
-    nodes = () if tracer is None else tracer.graph.nodes
-    before = len(nodes)
-    yield
-    for node in islice(reversed(nodes), len(nodes) - before):
+    with _recorded_nodes() as nodes:
+        yield
+    for node in nodes:
         node.meta = _Saved(node.meta)
         node.meta["recompute"] = None
 
@@ -548,11 +557,9 @@ def keep_collectives(namespace: str) -> Iterator[None]:
     from torch._functorch.compile_utils import rand_ops
     from torch.utils.checkpoint import CheckpointPolicy
 
-    tracer = graph_tracer()
-    nodes = () if tracer is None else tracer.graph.nodes
-    before = len(nodes)
-    yield
-    for node in islice(reversed(nodes), len(nodes) - before):
+    with _recorded_nodes() as nodes:
+        yield
+    for node in nodes:
         if getattr(node.target, "namespace", None) == namespace:
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
             if in_backward():

@@ -68,6 +68,31 @@ def _set(self: object, name: str, value: object) -> None:
     object.__setattr__(self, name, value)
 
 
+# Methods of the classes below, which cannot inherit them, since their bases are exchanged. `_names` are the arguments
+# of a class, which its instances have as attributes.
+
+
+def _values(self: Any, placement: Any) -> tuple[Any, ...]:
+    return tuple(getattr(placement, name) for name in self._names)
+
+
+def _hash_of(self: Any) -> int:
+    return self._hash  # type: ignore[no-any-return]
+
+
+def _equal(self: Any, other: Any) -> bool:
+    return self is other or (type(other) is type(self).__base__ and _values(self, other) == _values(self, self))
+
+
+def _reduced(self: Any) -> tuple[Any, ...]:
+    return type(self), _values(self, self)
+
+
+def _in_graph(self: Any) -> tuple[str, dict[str, type]]:
+    kind = type(self)
+    return f"Phalanx{kind.__name__}({', '.join(map(repr, _values(self, self)))})", {f"Phalanx{kind.__name__}": kind}
+
+
 @final
 class Shard(_Shard):
     """A dim of the tensor is cut into chunks over the mesh dim, as torch.chunk cuts it.
@@ -97,24 +122,17 @@ class Shard(_Shard):
     def __init__(self, dim: SupportsIndex) -> None:
         pass  # __new__ did it, once for each dim
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (type(other) is Shard.__base__ and other.dim == self.dim)  # type: ignore[attr-defined]
-
-    def __hash__(self) -> int:
-        return self._hash
-
     def __repr__(self) -> str:
         return f"Shard(dim={self.dim})"
 
     def __str__(self) -> str:
         return f"S({self.dim})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Shard, (self.dim,)
-
-    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
-        return f"PhalanxShard({self.dim})", {"PhalanxShard": Shard}
-
+    _names: ClassVar = ("dim",)
+    __eq__ = _equal
+    __hash__ = _hash_of
+    __reduce__ = _reduced
+    __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable
 
 
@@ -162,21 +180,16 @@ class SizedShard(Placement):
     def __eq__(self, other: object) -> bool:
         return self is other or (type(other) is SizedShard and other.dim == self.dim and other.sizes == self.sizes)
 
-    def __hash__(self) -> int:
-        return self._hash
-
     def __repr__(self) -> str:
         return f"SizedShard(dim={self.dim}, sizes={self.sizes})"
 
     def __str__(self) -> str:
         return f"S({self.dim}, {list(self.sizes)})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return SizedShard, (self.dim, self.sizes)
-
-    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
-        return f"PhalanxSizedShard({self.dim}, {self.sizes})", {"PhalanxSizedShard": SizedShard}
-
+    _names: ClassVar = ("dim", "sizes")
+    __hash__ = _hash_of
+    __reduce__ = _reduced
+    __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable
 
 
@@ -218,30 +231,17 @@ class StridedShard(_Strided):  # type: ignore[misc]  # a private class of torch 
     def __init__(self, dim: SupportsIndex, split_factor: SupportsIndex) -> None:
         pass  # __new__ did it, once for each pair
 
-    def __eq__(self, other: object) -> bool:
-        if self is other:
-            return True
-        theirs: Any = other
-        return type(theirs) is StridedShard.__base__ and (theirs.dim, theirs.split_factor) == (
-            self.dim,
-            self.split_factor,
-        )
-
-    def __hash__(self) -> int:
-        return self._hash
-
     def __repr__(self) -> str:
         return f"StridedShard(dim={self.dim}, split_factor={self.split_factor})"
 
     def __str__(self) -> str:
         return f"_S({self.dim}, {self.split_factor})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return StridedShard, (self.dim, self.split_factor)
-
-    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
-        return f"PhalanxStridedShard({self.dim}, {self.split_factor})", {"PhalanxStridedShard": StridedShard}
-
+    _names: ClassVar = ("dim", "split_factor")
+    __eq__ = _equal
+    __hash__ = _hash_of
+    __reduce__ = _reduced
+    __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable
 
 
@@ -262,9 +262,6 @@ class Replicate(_Replicate):
     def __init__(self) -> None:
         pass  # __new__ did it, once
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or type(other) is Replicate.__base__
-
     def __hash__(self) -> int:
         return -1
 
@@ -274,12 +271,10 @@ class Replicate(_Replicate):
     def __str__(self) -> str:
         return "R"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Replicate, ()
-
-    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
-        return "PhalanxReplicate()", {"PhalanxReplicate": Replicate}
-
+    _names: ClassVar = ()
+    __eq__ = _equal
+    __reduce__ = _reduced
+    __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable
 
 
@@ -315,24 +310,17 @@ class Partial(_Partial):
     def __init__(self, reduce_op: str | None = "sum") -> None:
         pass  # __new__ did it, once for each reduction
 
-    def __eq__(self, other: object) -> bool:
-        return self is other or (type(other) is Partial.__base__ and other.reduce_op == self.reduce_op)  # type: ignore[attr-defined]
-
-    def __hash__(self) -> int:
-        return self._hash
-
     def __repr__(self) -> str:
         return f"Partial({self.reduce_op!r})"
 
     def __str__(self) -> str:
         return f"P({self.reduce_op})"
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Partial, (self.reduce_op,)
-
-    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
-        return f"PhalanxPartial({self.reduce_op!r})", {"PhalanxPartial": Partial}
-
+    _names: ClassVar = ("reduce_op",)
+    __eq__ = _equal
+    __hash__ = _hash_of
+    __reduce__ = _reduced
+    __fx_repr__ = _in_graph
     __setattr__ = __delattr__ = _immutable
 
 
@@ -361,14 +349,10 @@ def as_placement(placement: object) -> AnyPlacement:
     kind = type(placement)
     if kind in _OURS:
         return placement  # type: ignore[return-value]
-    if kind is Shard.__base__:
-        return Shard(placement.dim)  # type: ignore[attr-defined]
-    if kind is Replicate.__base__:
-        return Replicate()
-    if kind is Partial.__base__:
-        return Partial(placement.reduce_op)  # type: ignore[attr-defined]
-    if kind is StridedShard.__base__:
-        return StridedShard(placement.dim, int(placement.split_factor))  # type: ignore[attr-defined]
+    ours: Any
+    for ours in (Shard, Replicate, Partial, StridedShard):
+        if kind is ours.__base__:
+            return ours(*_values(ours, placement))  # type: ignore[no-any-return]
     raise RuntimeError(
         f"unknown placement {placement!r} ({kind.__module__}.{kind.__qualname__}): write Shard(dim), Replicate(), "
         "Partial(reduce_op), StridedShard(dim, split_factor) or SizedShard(dim, sizes)"
@@ -394,14 +378,9 @@ def as_torch_placement(placement: object) -> Placement:
         raise ValueError(
             f"as_torch_placement: torch has no placement like {ours!r}: redistribute to Shard({ours.dim}) first"
         )
-    theirs = _torch_compat.torch_placement(type(ours).__name__)
-    made: Placement
-    if isinstance(ours, Shard):
-        made = theirs(ours.dim)
-    elif isinstance(ours, StridedShard):
-        made = theirs(ours.dim, split_factor=ours.split_factor)
-    else:
-        made = theirs(ours.reduce_op) if isinstance(ours, Partial) else theirs()
+    made: Placement = _torch_compat.torch_placement(type(ours).__name__)(
+        **dict(zip(ours._names, _values(ours, ours), strict=True))
+    )
     return made
 
 
@@ -412,13 +391,10 @@ def split_dim(placement: Placement) -> int | None:
 
 def on_dim(placement: AnyPlacement, dim: int) -> AnyPlacement:
     """The same placement for another dim of the tensor; what splits none stays as it is."""
-    if isinstance(placement, Shard):
-        return Shard(dim)
-    if isinstance(placement, SizedShard):
-        return SizedShard(dim, placement.sizes)
-    if isinstance(placement, StridedShard):
-        return StridedShard(dim, placement.split_factor)
-    return placement
+    if type(placement) not in _SHARDS:
+        return placement
+    kind: Any = type(placement)
+    return kind(dim, *_values(placement, placement)[1:])  # type: ignore[no-any-return]
 
 
 _StridedShard = StridedShard  # as torch calls it

@@ -4,56 +4,57 @@ The output stays sharded on the sequence, and no rank ever has all keys. With a 
 pieces from the head and from further back, causal attention costs ranks about the same.
 """
 
-from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor._algorithms.common import check_strict, redistribute_local, wrapped
-from phalanx.dtensor._algorithms.registry import algorithm
+from phalanx.dtensor._algorithms.common import algorithm, as_before, redistribute_local, wrapped
 from phalanx.dtensor._algorithms.ring_attention import SEQUENCE, Ring, ring_attention, ring_attention_backward
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import coordinate_of
-from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._op_plan import call_bound
 from phalanx.dtensor.placement_types import Replicate, Shard, split_dim
 
 
-def _takes(first: int, dropout: int) -> Any:
-    """A test of whether q, k and v, from argument `first` on, have the same shards, on the sequence in one mesh dim."""
+def _takes(query: Any, key: Any, value: Any, dropout: float, causal: bool, mask: Any, scale: float | None) -> bool:
+    """Whether the three have the same shards, on the sequence in one mesh dim."""
+    specs = query._spec, key._spec, value._spec
+    spec = specs[0]
+    if dropout != 0 or mask is not None or query.device.type != "cpu":
+        return False
+    if not isinstance(spec.mesh, DeviceMesh) or coordinate_of(spec.mesh) is None or type(spec) is not DTensorSpec:
+        return False
+    if any(one.placements != spec.placements or not one.shape.numel() for one in specs):
+        return False
+    # On other mesh dims ranks have other batches or heads, which know nothing of each other: equal shares of them.
+    others = [one for one in spec.placements if split_dim(one) != SEQUENCE]
+    if key.shape != value.shape or len(others) != spec.mesh.ndim - 1:
+        return False
+    if not all(one == Replicate() or (isinstance(one, Shard) and one.dim < SEQUENCE) for one in others):
+        return False
+    return spec.local_shape[0] > 0 and all(_is_even(spec, dim) for dim in range(SEQUENCE))
 
-    def takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
-        query, key, value = (one._spec for one in values[first : first + 3])
-        if values[dropout] != 0 or values[dropout + 2] is not None or values[0].device.type != "cpu":
-            return False
-        if (
-            not isinstance(query.mesh, DeviceMesh)
-            or coordinate_of(query.mesh) is None
-            or type(query) is not DTensorSpec
-        ):
-            return False
-        if key.placements != query.placements or value.placements != query.placements:
-            return False
-        if key.shape != value.shape or not all(one.shape.numel() for one in (query, key, value)):
-            return False
-        cut = [one for one in query.placements if split_dim(one) == SEQUENCE]
-        # On other mesh dims ranks have other batches or heads, which know nothing of each other: equal shares of them.
-        others = [one for one in query.placements if split_dim(one) != SEQUENCE]
-        if len(cut) != 1 or not all(
-            one == Replicate() or (isinstance(one, Shard) and one.dim < SEQUENCE) for one in others
-        ):
-            return False
-        return query.local_shape[0] > 0 and all(_is_even(query, dim) for dim in range(SEQUENCE))
 
-    return takes
+def _takes_backward(
+    grad: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    total: Any,
+    dropout: float,
+    causal: bool,
+    mask: Any,
+    scale: Any,
+) -> bool:
+    return _takes(query, key, value, dropout, causal, mask, scale)
 
 
 def _is_even(spec: DTensorSpec, dim: int) -> bool:
-    ways = 1
-    for mesh_dim in spec.mesh_dims_of(dim):
-        ways *= spec.mesh.shape[mesh_dim]
-    return spec.shape[dim] % ways == 0
+    return spec.shape[dim] % prod(spec.mesh.shape[mesh_dim] for mesh_dim in spec.mesh_dims_of(dim)) == 0
 
 
 def _ring(query: DTensorSpec, key: DTensorSpec) -> Ring:
@@ -82,14 +83,13 @@ def _gathered(tensor: Any) -> Any:
     return wrapped(redistribute_local(tensor, whole), spec.mesh, whole, spec.shape, spec)
 
 
-@algorithm("aten._scaled_dot_product_flash_attention_for_cpu.default", takes=_takes(0, 3))
-def attention(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """(query, key, value, dropout_p, is_causal, attn_mask, scale) -> (output, logsumexp), sharded as query."""
-    check_strict(op)
-    query, key, value, _, causal, _, scale = bound(op, args, kwargs)
+@algorithm("aten._scaled_dot_product_flash_attention_for_cpu.default", takes=_takes)
+def attention(op: Any, query: Any, key: Any, value: Any, *rest: Any) -> tuple[Any, Any]:
+    """(dropout_p, is_causal, attn_mask, scale) follow -> (output, logsumexp), sharded as query."""
     if is_traced():
-        made: tuple[Any, Any] = op(query, *map(_gathered, (key, value)), *args[3:], **kwargs)
+        made: tuple[Any, Any] = call_bound(op, [query, *map(_gathered, (key, value)), *rest])
         return made
+    _, causal, _, scale = rest
     spec: DTensorSpec = query._spec
     locals_ = (query._local_tensor, key._local_tensor, value._local_tensor)
     output, total = ring_attention(*locals_, _ring(spec, key._spec), causal, scale)
@@ -99,28 +99,16 @@ def attention(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any
     )
 
 
-@algorithm("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", takes=_takes(1, 6))
-def attention_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """(grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale) -> gradients."""
-    check_strict(op)
-    grad, query, key, value, output, total, _, causal, _, scale = bound(op, args, kwargs)
+@algorithm("aten._scaled_dot_product_flash_attention_for_cpu_backward.default", takes=_takes_backward)
+def attention_backward(op: Any, grad: Any, query: Any, key: Any, value: Any, *rest: Any) -> tuple[Any, ...]:
+    """(out, logsumexp, dropout_p, is_causal, attn_mask, scale) follow -> the gradients of the three."""
     if is_traced():
-        whole: tuple[Any, Any, Any] = op(grad, query, *map(_gathered, (key, value)), *args[4:], **kwargs)
+        whole: tuple[Any, ...] = call_bound(op, [grad, query, *map(_gathered, (key, value)), *rest])
         return whole
+    output, total, _, causal, _, scale = rest
     spec: DTensorSpec = query._spec
-    found = ring_attention_backward(
-        redistribute_local(grad, spec.placements),
-        query._local_tensor,
-        key._local_tensor,
-        value._local_tensor,
-        redistribute_local(output, spec.placements),
-        redistribute_local(total, spec.placements),
-        _ring(spec, key._spec),
-        causal,
-        scale,
-    )
     given = (query, key, value)
-    pieces = [
-        wrapped(one, spec.mesh, spec.placements, of.shape, of._spec) for one, of in zip(found, given, strict=True)
-    ]
-    return pieces[0], pieces[1], pieces[2]
+    grad, output, total = (redistribute_local(one, spec.placements) for one in (grad, output, total))
+    locals_ = query._local_tensor, key._local_tensor, value._local_tensor
+    found = ring_attention_backward(grad, *locals_, output, total, _ring(spec, key._spec), causal, scale)
+    return tuple(as_before(one, of._spec) for one, of in zip(found, given, strict=True))

@@ -3,26 +3,19 @@
 No rank sees the scores of another one. What moves, for each line of scores: a maximum and a sum of its exponentials in
 softmax; one sum in its gradient; one picked score in a loss without reduction, and with one a single number. The
 gradient of the loss moves nothing. (Online softmax: Milakov and Gimelshein, arXiv 1805.02867.)
+
+And the mean of such a loss with the batch sharded alone: weighted by what the targets pick on all ranks together. It
+moves two numbers: the total weight, and whether a target is out of range.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import (
-    check_strict,
-    gathered,
-    is_cut_plainly,
-    offset_of,
-    redistribute_local,
-    reduced,
-    wrapped,
-)
-from phalanx.dtensor._algorithms.registry import algorithm
+from phalanx.dtensor._algorithms import common
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
-from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._op_plan import call_bound
 from phalanx.dtensor._torch_compat import assert_async
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard
 
@@ -36,18 +29,12 @@ def _is_cut(spec: DTensorSpec, dim: int) -> bool:
     """Whether the classes are cut, and there are scores. Other dims may have symbolic sizes."""
     if not spec.ndim or any(type(size) is int and size == 0 for size in spec.shape):
         return False
-    return is_cut_plainly(spec, [dim % spec.ndim], may_be_symbolic=True)
+    return common.is_cut_plainly(spec, [dim % spec.ndim], may_be_symbolic=True)
 
 
-def _takes_softmax(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
-    spec = values[0]._spec
+def _takes_softmax(scores: Any, dim: int, half_to_float: bool) -> bool:
     # half_to_float is for accelerators: on a CPU torch refuses it, and says so.
-    return values[2] is False and _is_cut(spec, values[1])
-
-
-def _computed(local: torch.Tensor) -> torch.Tensor:
-    """The tensor in the dtype in which torch computes."""
-    return local.float() if local.dtype in (torch.float16, torch.bfloat16) else local
+    return half_to_float is False and _is_cut(scores._spec, dim)
 
 
 def _extent(local: torch.Tensor, spec: DTensorSpec, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -59,56 +46,48 @@ def _extent(local: torch.Tensor, spec: DTensorSpec, dim: int) -> tuple[torch.Ten
         own = (local - high.masked_fill(high == -torch.inf, 0)).exp_().sum(dim, keepdim=True)
     else:
         high, own = local.new_full(shape, -torch.inf), local.new_zeros(shape)
-    parts = gathered(torch.stack((high, own)), spec.mesh, spec.mesh_dims_of(dim))
+    parts = common.gathered(torch.stack((high, own)), spec.mesh, spec.mesh_dims_of(dim))
     top = parts[:, 0].amax(0)
     return top, (parts[:, 1] * (parts[:, 0] - top).exp_()).sum(0)
 
 
-@algorithm("aten._log_softmax.default", "aten._softmax.default", takes=_takes_softmax)
-def softmax(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """(self, dim, half_to_float) -> output, sharded as self."""
-    check_strict(op)
-    scores, dim, _ = bound(op, args, kwargs)
+@common.algorithm("aten._log_softmax.default", "aten._softmax.default", takes=_takes_softmax)
+def softmax(op: Any, scores: Any, dim: int, half_to_float: bool) -> Any:
+    """-> output, sharded as the scores."""
     spec: DTensorSpec = scores._spec
-    local = _computed(scores._local_tensor)
+    local = common.computed(scores._local_tensor)
     top, total = _extent(local, spec, dim % spec.ndim)
     shifted = local - top
     result = shifted.sub_(total.log_()) if "log" in op._schema.name else shifted.exp_().div_(total)
-    return wrapped(result.to(spec.dtype), spec.mesh, spec.placements, spec.shape, spec)
+    return common.as_before(result.to(spec.dtype), spec)
 
 
-def _takes_gradient(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
-    # (grad_output, output, dim, input_dtype)
-    return _is_cut(values[1]._spec, values[2])
+def _takes_gradient(grad: Any, output: Any, dim: int, input_dtype: Any) -> bool:
+    return _is_cut(output._spec, dim)
 
 
-@algorithm("aten._log_softmax_backward_data.default", "aten._softmax_backward_data.default", takes=_takes_gradient)
-def softmax_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """(grad_output, output, dim, input_dtype) -> grad_input, sharded as output."""
-    check_strict(op)
-    grad, output, dim, dtype = bound(op, args, kwargs)
+@common.algorithm(
+    "aten._log_softmax_backward_data.default", "aten._softmax_backward_data.default", takes=_takes_gradient
+)
+def softmax_backward(op: Any, grad: Any, output: Any, dim: int, input_dtype: Any) -> Any:
+    """-> grad_input, sharded as output."""
     spec: DTensorSpec = output._spec
     dim = dim % spec.ndim
-    gradient, values = _computed(redistribute_local(grad, spec.placements)), _computed(output._local_tensor)
-    if "log" in op._schema.name:
-        total = reduced(gradient.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
-        result = gradient - values.exp() * total
-    else:
-        weighted = gradient * values
-        total = reduced(weighted.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
-        result = weighted - values * total
-    return wrapped(result.to(dtype), spec.mesh, spec.placements, spec.shape, spec)
+    is_log = "log" in op._schema.name
+    gradient, values = (
+        common.computed(common.redistribute_local(grad, spec.placements)),
+        common.computed(output._local_tensor),
+    )
+    weighted = gradient if is_log else gradient * values
+    total = common.reduced(weighted.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
+    return common.as_before((weighted - (values.exp() if is_log else values) * total).to(input_dtype), spec)
 
 
 # ---- negative log-likelihood ----------------------------------------------------------------------------------------
 
 
-def _takes_scores(argument: int) -> Any:
-    def takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
-        spec = values[argument]._spec
-        return _is_cut(spec, min(1, spec.ndim - 1))
-
-    return takes
+def _takes_scores(scores: Any, *_: Any) -> bool:
+    return _is_cut(scores._spec, min(1, scores.ndim - 1))
 
 
 class _Picked:
@@ -131,7 +110,7 @@ class _Picked:
         self.placements: list[AnyPlacement] = [
             Replicate() if dim in (None, self.dim) else Shard(dim - (dim > self.dim)) for dim in dims
         ]
-        local = redistribute_local(target, self.placements)
+        local = common.redistribute_local(target, self.placements)
         self.counts = local != ignored
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
         if is_traced():
@@ -141,7 +120,7 @@ class _Picked:
             # Ranks with another part of the batch do not see this one's targets.
             is_wrong = outside.any()
             if self.others:
-                is_wrong = reduced(is_wrong.to(torch.int32), "max", spec.mesh, self.others)
+                is_wrong = common.reduced(is_wrong.to(torch.int32), "max", spec.mesh, self.others)
             if bool(is_wrong):
                 first = local[outside].flatten()[:1]
                 target = f"target {int(first)}" if first.numel() else "a target of another rank"
@@ -150,13 +129,13 @@ class _Picked:
                     f"{spec.shape[self.dim] - 1}"
                 )
         own = spec.local_shape[self.dim]
-        index = local - offset_of(spec, self.dim)
+        index = local - common.offset_of(spec, self.dim)
         self.here = self.counts & (index >= 0) & (index < own)
         self.index = index.masked_fill_(~self.here, 0)
         self.weight = None
         if weight is not None:
             cut = [Shard(0) if index in self.mesh_dims else Replicate() for index in range(spec.mesh.ndim)]
-            self.weight = redistribute_local(weight, cut)
+            self.weight = common.redistribute_local(weight, cut)
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The score that each target picks; 0 where another rank has it, or it does not count."""
@@ -174,50 +153,52 @@ class _Picked:
         return self.weight[self.index].masked_fill_(~self.here, 0)
 
 
-@algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_scores(0))
-def nll_loss(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """(self, target, weight, reduction, ignore_index) -> (output, total_weight).
+@common.algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_scores)
+def nll_loss(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ignored: int) -> tuple[Any, Any]:
+    """-> (output, total_weight).
 
     The output is whole on the mesh dims that cut the classes, and on those that cut the batch: sharded without a
     reduction, else a Partial(sum).
     """
-    check_strict(op)
-    scores, target, weight, reduction, ignored = bound(op, args, kwargs)
     spec: DTensorSpec = scores._spec
-    mesh, whole = spec.mesh, (Replicate(),) * spec.mesh.ndim
+    mesh = spec.mesh
     picked = _Picked(op, spec, target, weight, ignored)
     local = scores._local_tensor
     loss, weights = picked.of(local).neg_(), picked.weights()
     if weights is not None:
         loss = loss * weights
     if reduction == _NONE and spec.ndim > 1:
-        loss = reduced(loss, "sum", mesh, picked.mesh_dims)
+        loss = common.reduced(loss, "sum", mesh, picked.mesh_dims)
         shape = [size for index, size in enumerate(spec.shape) if index != picked.dim]
-        return wrapped(loss, mesh, picked.placements, shape), wrapped(local.new_zeros(()), mesh, whole, ())
+        return common.wrapped(loss, mesh, picked.placements, shape), common.replicated(local.new_zeros(()), mesh)
     total = picked.counts.sum().to(local.dtype) if weights is None else weights.sum()
     loss = loss.sum()
     if weights is None:
-        loss = reduced(loss, "sum", mesh, picked.mesh_dims)
+        loss = common.reduced(loss, "sum", mesh, picked.mesh_dims)
     else:
-        loss, total = reduced(torch.stack((loss, total)), "sum", mesh, picked.mesh_dims).unbind()
-    total = reduced(total, "sum", mesh, picked.others)
+        loss, total = common.reduced(torch.stack((loss, total)), "sum", mesh, picked.mesh_dims).unbind()
+    total = common.reduced(total, "sum", mesh, picked.others)
     if reduction == _MEAN:
         loss = loss / total
     parts = [Partial("sum") if index in picked.others else Replicate() for index in range(mesh.ndim)]
-    return wrapped(loss, mesh, parts, ()), wrapped(total, mesh, whole, ())
+    return common.wrapped(loss, mesh, parts, ()), common.replicated(total, mesh)
 
 
-@algorithm("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", takes=_takes_scores(1))
-def nll_loss_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """(grad_output, self, target, weight, reduction, ignore_index, total_weight) -> grad_input, sharded as self."""
-    check_strict(op)
-    grad, scores, target, weight, reduction, ignored, total = bound(op, args, kwargs)
+def _takes_scores_backward(grad: Any, scores: Any, *_: Any) -> bool:
+    return _takes_scores(scores)
+
+
+@common.algorithm("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", takes=_takes_scores_backward)
+def nll_loss_backward(
+    op: Any, grad: Any, scores: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
+) -> Any:
+    """-> grad_input, sharded as the scores."""
     spec: DTensorSpec = scores._spec
     picked = _Picked(op, spec, target, weight, ignored)
     whole = (Replicate(),) * spec.mesh.ndim
-    gradient = redistribute_local(grad, picked.placements if grad.ndim else whole)
+    gradient = common.redistribute_local(grad, picked.placements if grad.ndim else whole)
     if reduction == _MEAN:
-        gradient = gradient / redistribute_local(total, whole)
+        gradient = gradient / common.redistribute_local(total, whole)
     weights = picked.weights()
     value = gradient.neg().expand(picked.index.shape) if weights is None else -gradient * weights
     result = torch.zeros_like(scores._local_tensor)
@@ -225,4 +206,46 @@ def nll_loss_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
         # Where another rank has the target, class 0 of this one would be written: with its 0.
         value = value.masked_fill(~picked.here, 0)
         result.scatter_(picked.dim, picked.index.unsqueeze(picked.dim), value.unsqueeze(picked.dim))
-    return wrapped(result, spec.mesh, spec.placements, spec.shape, spec)
+    return common.as_before(result, spec)
+
+
+# ---- the mean over a sharded batch ----------------------------------------------------------------------------------
+
+
+def _takes_batch(scores: Any, target: Any, weight: Any, reduction: int, ignored: int) -> bool:
+    spec: DTensorSpec = scores._spec
+    if reduction != _MEAN or spec.ndim < 2 or spec.shape.numel() == 0:
+        return False
+    return common.is_cut_plainly(spec, range(spec.ndim)) and not spec.mesh_dims_of(1)
+
+
+@common.algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_batch)
+def nll_loss_of_batch(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ignored: int) -> tuple[Any, Any]:
+    """-> (output, total_weight): output is a Partial(sum)."""
+    spec: DTensorSpec = scores._spec
+    # The target has the dims of the scores but for the classes.
+    placements: list[AnyPlacement] = [
+        Shard(one.dim - (one.dim > 1)) if isinstance(one, Shard) else Replicate() for one in spec.placements
+    ]
+    cut = [mesh_dim for mesh_dim, one in enumerate(placements) if isinstance(one, Shard)]
+    local_weight = None if weight is None else common.redistribute_local(weight, (Replicate(),) * spec.mesh.ndim)
+    local = scores._local_tensor
+    loss, total = local.new_zeros(()), local.new_zeros(())
+    error: IndexError | None = None
+    try:
+        found = call_bound(op, [local, common.redistribute_local(target, placements), local_weight, _SUM, ignored])
+        loss, total = found if local.numel() else (loss, total)
+    except IndexError as refusal:
+        error = refusal
+    if type(local) is torch.Tensor and local.device.type == "cpu":
+        # Ranks tell each other whether a target is out of range, so that all raise.
+        both = torch.stack((total, total.new_full((), error is not None)))
+        total, wrong = common.reduced(both, "sum", spec.mesh, cut).unbind()
+        if bool(wrong):
+            raise error or IndexError(
+                f"{op}: a target of another rank is out of bounds: there are {spec.shape[1]} classes"
+            )
+    else:
+        total = common.reduced(total, "sum", spec.mesh, cut)
+    outputs = [Partial("sum") if mesh_dim in cut else Replicate() for mesh_dim in range(spec.mesh.ndim)]
+    return common.wrapped(loss / total, spec.mesh, outputs, ()), common.replicated(total, spec.mesh)

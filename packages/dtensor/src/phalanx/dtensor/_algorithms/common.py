@@ -1,6 +1,6 @@
-"""Common parts of the algorithms: how a dim is split, the contribution of each rank, and the results."""
+"""Common parts of the algorithms: their table, how a dim is split, the contribution of each rank, and the results."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,19 +11,51 @@ from phalanx.dtensor import _layout
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh, coordinate_of
 from phalanx.dtensor._mode import StrictError, is_strict
+from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._redistribute.comm import explained
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, split_dim
 
+Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
+Algorithm = Callable[..., Any]
+
+_algorithms: dict[str, list[tuple[Callable[..., bool], Handler]]] = {}
+
+
+def algorithm(*names: str, takes: Callable[..., bool], sends: bool = True) -> Callable[[Algorithm], Algorithm]:
+    """Register an algorithm for the ops `names` (`aten.sort.default`); of several the first that takes a call is it.
+
+    It is called with the op and every argument of its schema, DTensors in and out, below autograd.
+
+    Args:
+        names: The ops.
+        takes: Called with every argument: whether the algorithm serves the call.
+        sends: Whether it communicates by itself, which strict mode refuses.
+    """
+
+    def register(function: Algorithm) -> Algorithm:
+        def run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+            if sends:
+                check_strict(op)
+            return function(op, *bound(op, args, kwargs))
+
+        for name in names:
+            _algorithms.setdefault(name, []).append((takes, run))
+        return function
+
+    return register
+
+
+def find(op: Any, values: Sequence[Any]) -> Handler | None:
+    """The algorithm of a call, or None; `values` are all of its arguments, whose tensors must all be DTensors."""
+    return next((run for takes, run in _algorithms.get(str(op), ()) if takes(*values)), None)
+
 
 def is_cut_plainly(spec: DTensorSpec, dims: Sequence[int], may_be_symbolic: bool = False) -> bool:
     """Whether this rank is in the mesh, one of the dims is cut, all cuts are Shard, and nothing is Partial.
 
-    Args:
-        spec: What is cut, or not.
-        dims: The dims, not negative.
-        may_be_symbolic: Whether sizes of other dims may be symbolic; otherwise none may.
+    With `may_be_symbolic` sizes of other dims may be symbolic; otherwise none may.
     """
     if coordinate_of(spec.mesh) is None:
         return False
@@ -76,18 +108,12 @@ def offset_of(spec: DTensorSpec, dim: int) -> int:
 def gathered(part: torch.Tensor, mesh: Mesh, mesh_dims: Sequence[int]) -> torch.Tensor:
     """The tensors of the ranks of some mesh dims, stacked in the order of the pieces. Collective.
 
-    Args:
-        part: A tensor of the same shape on every rank.
-        mesh: The mesh.
-        mesh_dims: The mesh dims, ascending: the last one is the innermost.
+    They have one shape; the mesh dims ascend: the last one is the innermost.
     """
     stack = part.unsqueeze(0).contiguous()
     for mesh_dim in reversed(mesh_dims):
         if mesh.shape[mesh_dim] > 1:
-            try:
-                stack = pc.wait_tensor(pc.all_gather_tensor(stack, 0, (mesh, mesh_dim)))  # type: ignore[arg-type]
-            except MismatchError as error:
-                raise explained(error) from None
+            stack = _sent(pc.all_gather_tensor, stack, 0, (mesh, mesh_dim))
     return stack
 
 
@@ -95,11 +121,15 @@ def reduced(part: torch.Tensor, op: str, mesh: Mesh, mesh_dims: Sequence[int]) -
     """The reduction of what each rank of some mesh dims has. Collective."""
     for mesh_dim in mesh_dims:
         if mesh.shape[mesh_dim] > 1:
-            try:
-                part = pc.wait_tensor(pc.all_reduce(part.contiguous(), op, (mesh, mesh_dim)))  # type: ignore[arg-type]
-            except MismatchError as error:
-                raise explained(error) from None
+            part = _sent(pc.all_reduce, part.contiguous(), op, (mesh, mesh_dim))
     return part
+
+
+def _sent(collective: Callable[..., torch.Tensor], *given: Any) -> torch.Tensor:
+    try:
+        return pc.wait_tensor(collective(*given))
+    except MismatchError as error:
+        raise explained(error) from None
 
 
 def without_dims(
@@ -138,3 +168,18 @@ def wrapped(
     if local.stride() != spec.local_stride:
         local = torch.empty_strided(local.shape, spec.local_stride, dtype=local.dtype, device=local.device).copy_(local)
     return DTensor._wrap(local, spec)
+
+
+def as_before(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
+    """A DTensor that is placed, and lies, as another one; its dtype is that of the local tensor."""
+    return wrapped(local, spec.mesh, spec.placements, spec.shape, spec)
+
+
+def replicated(local: torch.Tensor, mesh: Mesh) -> DTensor:
+    """A DTensor of which every rank has the whole."""
+    return wrapped(local, mesh, (Replicate(),) * mesh.ndim, local.shape)
+
+
+def computed(local: torch.Tensor) -> torch.Tensor:
+    """The tensor in the dtype in which torch computes: 16-bit floats in float32."""
+    return local.float() if local.dtype.itemsize < 4 and local.is_floating_point() else local

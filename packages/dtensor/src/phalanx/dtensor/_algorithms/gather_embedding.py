@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._algorithms.common import is_cut_plainly, offset_of, redistribute_local, wrapped
-from phalanx.dtensor._algorithms.registry import algorithm
+from phalanx.dtensor._algorithms.common import algorithm, is_cut_plainly, offset_of, redistribute_local, wrapped
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._index_bounds import Bound, check_bounds
-from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, split_dim
 
 
@@ -24,9 +22,9 @@ def _whole_on(spec: DTensorSpec, mesh_dims: Sequence[int]) -> tuple[AnyPlacement
     )
 
 
-def _takes_embedding(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
-    table, index = values[0]._spec, values[1]._spec
-    if not is_cut_plainly(table, [0]) or values[0].dtype == torch.bool:
+def _takes_embedding(weight: Any, indices: Any, *_: Any) -> bool:
+    table, index = weight._spec, indices._spec
+    if not is_cut_plainly(table, [0]) or weight.dtype == torch.bool:
         return False
     # Mesh dims that do not cut the rows have both as they are; one that cuts columns and index is for the rule.
     return all(
@@ -35,10 +33,9 @@ def _takes_embedding(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -
     )
 
 
-@algorithm("aten.embedding.default", takes=_takes_embedding)
-def embedding(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """(weight, indices, padding_idx, ...), weight sharded by rows: a Partial(sum) on the mesh dims that cut them."""
-    table, index, *_ = bound(op, args, kwargs)
+@algorithm("aten.embedding.default", takes=_takes_embedding, sends=False)
+def embedding(op: Any, table: Any, index: Any, *_: Any) -> Any:
+    """The table is sharded by rows: a Partial(sum) on the mesh dims that cut them."""
     spec: DTensorSpec = table._spec
     rows = spec.mesh_dims_of(0)
     placements = _whole_on(index._spec, rows)
@@ -61,18 +58,15 @@ def _within(index: torch.Tensor, spec: DTensorSpec, dim: int) -> tuple[torch.Ten
     return torch.where(inside, local, torch.zeros_like(local)), inside
 
 
-def _takes_select(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
-    source, index = values[0]._spec, values[2]._spec
-    if not source.ndim or index.ndim != 1 or values[0].dtype == torch.bool:
+def _takes_select(tensor: Any, dim: int, index: Any) -> bool:
+    if not tensor.ndim or index.ndim != 1 or tensor.dtype == torch.bool:
         return False
-    dim = values[1] % source.ndim
-    return is_cut_plainly(source, [dim]) and index.is_replicated
+    return is_cut_plainly(tensor._spec, [dim % tensor.ndim]) and index._spec.is_replicated
 
 
-@algorithm("aten.index_select.default", takes=_takes_select)
-def index_select(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """(self, dim, index), self sharded along dim: a Partial(sum) on the mesh dims that cut it."""
-    source, dim, index = bound(op, args, kwargs)
+@algorithm("aten.index_select.default", takes=_takes_select, sends=False)
+def index_select(op: Any, source: Any, dim: int, index: Any) -> Any:
+    """The tensor is sharded along dim: a Partial(sum) on the mesh dims that cut it."""
     spec: DTensorSpec = source._spec
     dim %= spec.ndim
     check_bounds(op, index._local_tensor, Bound(2, None, dim, int(spec.shape[dim]), False, IndexError))

@@ -13,10 +13,15 @@ import torch.nn.functional as F  # noqa: N812
 
 import phalanx.collectives as pc
 from phalanx.dtensor import _layout
-from phalanx.dtensor._algorithms.common import check_strict, is_cut_plainly, number_of, redistribute_local, wrapped
-from phalanx.dtensor._algorithms.registry import algorithm
+from phalanx.dtensor._algorithms.common import (
+    algorithm,
+    as_before,
+    is_cut_plainly,
+    number_of,
+    redistribute_local,
+    wrapped,
+)
 from phalanx.dtensor._dtensor_spec import DTensorSpec
-from phalanx.dtensor._op_plan import bound
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, split_dim
 
 Range = tuple[int, int]
@@ -25,31 +30,19 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True)
 class _Halo:
-    """Which rank has which range of the dim that is cut, and which range each needs.
+    """Which rank has which range of the dim that is cut, and which range each needs."""
 
-    Attributes:
-        mesh_dim: The mesh dim that cuts.
-        dim: The dim of the input (and output).
-        have: For each rank of the mesh dim, the range of the input that it has.
-        need: The range of the input that its chunk of the output needs, what lies in padding left out.
-        pads: For each rank, (before, after): how much of its window lies in padding.
-        outputs: For each rank its range of the output.
-    """
-
-    mesh_dim: int
-    dim: int
-    have: tuple[Range, ...]
-    need: tuple[Range, ...]
-    pads: tuple[Range, ...]
-    outputs: tuple[Range, ...]
+    mesh_dim: int  # the mesh dim that cuts
+    dim: int  # the dim of the input (and output)
+    have: tuple[Range, ...]  # for each rank of the mesh dim, the range of the input that it has
+    need: tuple[Range, ...]  # the range that its chunk of the output needs, what lies in padding left out
+    pads: tuple[Range, ...]  # (before, after): how much of its window lies in padding
+    outputs: tuple[Range, ...]  # its range of the output
 
 
 def _chunks(size: int, count: int) -> tuple[Range, ...]:
-    found = []
-    for index in range(count):
-        begin, length = _layout.chunk(size, count, index)
-        found.append((int(begin), int(begin) + int(length)))
-    return tuple(found)
+    chunks = (_layout.chunk(size, count, index) for index in range(count))
+    return tuple((int(begin), int(begin) + int(length)) for begin, length in chunks)
 
 
 def _halo(
@@ -78,12 +71,8 @@ def _halo(
 
 def _cuts_in_space(spec: DTensorSpec) -> list[tuple[int, int]]:
     """(mesh dim, dim) of each cut of a dim in space."""
-    found = []
-    for mesh_dim, placement in enumerate(spec.placements):
-        dim = split_dim(placement)
-        if dim is not None and dim >= 2:
-            found.append((mesh_dim, dim))
-    return found
+    dims = enumerate(map(split_dim, spec.placements))
+    return [(mesh_dim, dim) for mesh_dim, dim in dims if dim is not None and dim >= 2]
 
 
 def _overlap(a: Range, b: Range) -> Range:
@@ -131,10 +120,7 @@ def _halo_back(grad: torch.Tensor, local_shape: Sequence[int], spec: DTensorSpec
 
 
 def _padded(tensor: torch.Tensor, dim: int, pads: Range) -> torch.Tensor:
-    if pads == (0, 0):
-        return tensor
-    sides = [0, 0] * (tensor.ndim - 1 - dim) + list(pads)
-    return F.pad(tensor, sides)
+    return F.pad(tensor, [0, 0] * (tensor.ndim - 1 - dim) + list(pads)) if any(pads) else tensor
 
 
 def _without(values: Sequence[int], place: int, count: int) -> list[int]:
@@ -143,32 +129,29 @@ def _without(values: Sequence[int], place: int, count: int) -> list[int]:
     return [0 if at == place else one for at, one in enumerate(full)]
 
 
-def _is_taken(data: DTensorSpec, weight: DTensorSpec, transposed: bool, groups: int) -> bool:
+def _is_taken(tensor: Any, weight: Any, transposed: bool, groups: int) -> bool:
+    data: DTensorSpec = tensor._spec
     if transposed or groups != 1 or data.ndim != weight.ndim or data.shape.numel() == 0:
         return False
     cuts = _cuts_in_space(data)
-    if len(cuts) != 1 or not is_cut_plainly(data, [cuts[0][1]]) or not weight.is_replicated:
+    if len(cuts) != 1 or not is_cut_plainly(data, [cuts[0][1]]) or not weight._spec.is_replicated:
         return False
     return not data.mesh_dims_of(1)
 
 
-def _takes(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
-    bias = values[2]
-    if bias is not None and not bias._spec.is_replicated:
-        return False
-    return _is_taken(values[0]._spec, values[1]._spec, values[6], values[8])
+def _takes(tensor: Any, weight: Any, bias: Any, *rest: Any) -> bool:
+    # (stride, padding, dilation, transposed, output_padding, groups)
+    return (bias is None or bias._spec.is_replicated) and _is_taken(tensor, weight, rest[3], rest[5])
 
 
 @algorithm("aten.convolution.default", takes=_takes)
-def convolution(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """(input, weight, bias, stride, padding, dilation, transposed, output_padding, groups), input sharded in space."""
-    check_strict(op)
-    tensor, weight, bias, stride, padding, dilation, _, extra, groups = bound(op, args, kwargs)
+def convolution(op: Any, tensor: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    """(stride, padding, dilation, transposed, output_padding, groups) follow; the input is sharded in space."""
+    stride, padding, dilation, _, extra, groups = rest
     spec: DTensorSpec = tensor._spec
     halo = _halo(spec, weight._spec, stride, padding, dilation)
     me = number_of(spec, [halo.mesh_dim])
     window = _padded(_with_halo(tensor._local_tensor, spec, halo), halo.dim, halo.pads[me])
-    kernel = weight._local_tensor
     local_bias = None if bias is None else bias._local_tensor
     shape = [spec.shape[0], weight.shape[0]]
     for dim in range(2, spec.ndim):
@@ -183,40 +166,36 @@ def convolution(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         out = window.new_empty(local_shape)
     else:
         left = _without(padding, halo.dim - 2, spec.ndim - 2)
-        out = op(window, kernel, local_bias, stride, left, dilation, False, extra, groups)
+        out = op(window, weight._local_tensor, local_bias, stride, left, dilation, False, extra, groups)
     return wrapped(out, spec.mesh, spec.placements, [int(one) for one in shape], spec)
 
 
-def _takes_backward(values: Sequence[Any], choice: Any, moves: Sequence[Any]) -> bool:
-    # (grad_output, input, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-    #  output_mask)
-    return _is_taken(values[1]._spec, values[2]._spec, values[7], values[9])
+def _takes_backward(grad: Any, tensor: Any, weight: Any, sizes: Any, *rest: Any) -> bool:
+    # (stride, padding, dilation, transposed, output_padding, groups, output_mask)
+    return _is_taken(tensor, weight, rest[3], rest[5])
 
 
 @algorithm("aten.convolution_backward.default", takes=_takes_backward)
-def convolution_backward(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+def convolution_backward(
+    op: Any, grad: Any, tensor: Any, weight: Any, bias_sizes: Any, *rest: Any
+) -> tuple[Any, Any, Any]:
     """-> (grad_input, grad_weight, grad_bias); those of weight and bias are Partial where the input is cut."""
-    check_strict(op)
-    grad, tensor, weight, bias_sizes, stride, padding, dilation, _, extra, groups, mask = bound(op, args, kwargs)
+    stride, padding, dilation, _, extra, groups, mask = rest
     spec: DTensorSpec = tensor._spec
     halo = _halo(spec, weight._spec, stride, padding, dilation)
-    me = number_of(spec, [halo.mesh_dim])
+    pads = halo.pads[number_of(spec, [halo.mesh_dim])]
     gradient = redistribute_local(grad, spec.placements)
     inner = _with_halo(tensor._local_tensor, spec, halo)
-    before, after = halo.pads[me]
-    window = _padded(inner, halo.dim, (before, after))
-    kernel = weight._local_tensor
+    window, kernel = _padded(inner, halo.dim, pads), weight._local_tensor
     if gradient.numel():
         left = _without(padding, halo.dim - 2, spec.ndim - 2)
         found = op(gradient, window, kernel, bias_sizes, stride, left, dilation, False, extra, groups, mask)
     else:
-        bias = kernel.new_zeros(kernel.shape[0])
-        found = (torch.zeros_like(window), torch.zeros_like(kernel), bias)
+        found = (torch.zeros_like(window), torch.zeros_like(kernel), kernel.new_zeros(kernel.shape[0]))
     results: list[Any] = [None, None, None]
     if mask[0]:
-        own = found[0].narrow(halo.dim, before, inner.shape[halo.dim])
-        local = _halo_back(own, tensor._local_tensor.shape, spec, halo)
-        results[0] = wrapped(local, spec.mesh, spec.placements, spec.shape, spec)
+        own = found[0].narrow(halo.dim, pads[0], inner.shape[halo.dim])
+        results[0] = as_before(_halo_back(own, tensor._local_tensor.shape, spec, halo), spec)
     sums: list[AnyPlacement] = [Replicate() if one.is_replicate() else Partial("sum") for one in spec.placements]
     if mask[1]:
         results[1] = wrapped(found[1], spec.mesh, sums, weight.shape, weight._spec)

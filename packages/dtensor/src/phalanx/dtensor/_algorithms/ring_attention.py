@@ -31,29 +31,26 @@ SEQUENCE = 2  # the dim of the sequence in (batch, heads, sequence, features)
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks that have parts of one sequence.
+    """The ranks that have parts of one sequence."""
 
-    Attributes:
-        ranks: Their global ranks, in the order in which keys and values go round.
-        place: Where this rank is among them.
-        group: A group with all of them; None for one rank alone.
-        queries: For each rank the runs of its queries.
-        keys: For each rank the runs of its keys and values.
-    """
+    ranks: tuple[int, ...]  # global ranks, in the order in which keys and values go round
+    place: int  # where this rank is among them
+    group: dist.ProcessGroup | None  # a group with all of them; None for one rank alone
+    queries: tuple[Runs, ...]  # for each rank the runs of its queries
+    keys: tuple[Runs, ...]  # and those of its keys and values
 
-    ranks: tuple[int, ...]
-    place: int
-    group: dist.ProcessGroup | None
-    queries: tuple[Runs, ...]
-    keys: tuple[Runs, ...]
+    def length(self, step: int) -> int:
+        """The number of keys that this rank holds in a step."""
+        return sum(int(length) for _, length in self.keys[(self.place - step) % len(self.ranks)])
 
-    def holder(self, step: int) -> int:
-        """Whose keys this rank holds in a step."""
-        return (self.place - step) % len(self.ranks)
-
-    def length(self, of: int) -> int:
-        """The number of keys of a rank."""
-        return sum(int(length) for _, length in self.keys[of])
+    def steps(self, held: torch.Tensor, causal: bool) -> "Iterator[tuple[int, torch.Tensor, Iterator[Piece]]]":
+        """(number, keys and values that this rank holds, pieces of attention) of each step; the next are coming."""
+        count = len(self.ranks)
+        for step in range(count):
+            coming, works = _pass_on(self, held, self.length(step + 1), _TAG) if step + 1 < count else (held, [])
+            yield step, held, pieces(self.queries[self.place], self.keys[(self.place - step) % count], causal)
+            _wait(works)
+            held = coming
 
 
 # ---- which queries see which keys ------------------------------------------------------------------------------------
@@ -134,9 +131,6 @@ def _rows(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
     return tensor.narrow(SEQUENCE, begin, end - begin)
 
 
-# ---- forward ---------------------------------------------------------------------------------------------------------
-
-
 def ring_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,14 +148,8 @@ def ring_attention(
     wide = _wide(query.dtype)
     result = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
     total = query.new_full(query.shape[:-1], -torch.inf, dtype=wide)
-    held = torch.stack((key, value))
-    for step in range(len(ring.ranks)):
-        holder = ring.holder(step)
-        coming: torch.Tensor = held
-        works: list[dist.Work] = []
-        if step + 1 < len(ring.ranks):
-            coming, works = _pass_on(ring, held, ring.length(ring.holder(step + 1)), _TAG)
-        for one in pieces(ring.queries[ring.place], ring.keys[holder], causal):
+    for _, held, parts in ring.steps(torch.stack((key, value)), causal):
+        for one in parts:
             part, sums = _forward(
                 _rows(query, one.q, one.q_end),
                 _rows(held[0], one.k, one.k_end),
@@ -171,8 +159,6 @@ def ring_attention(
                 scale=scale,
             )
             _merge(_rows(result, one.q, one.q_end), _rows(total, one.q, one.q_end), part, sums)
-        _wait(works)
-        held = coming
     return result.to(query.dtype), total
 
 
@@ -181,9 +167,6 @@ def _merge(result: torch.Tensor, total: torch.Tensor, part: torch.Tensor, sums: 
     both = torch.logaddexp(total, sums)
     result.mul_((total - both).exp_().unsqueeze(-1)).add_(part * (sums - both).exp_().unsqueeze(-1))
     total.copy_(both)
-
-
-# ---- backward --------------------------------------------------------------------------------------------------------
 
 
 def ring_attention_backward(
@@ -206,16 +189,10 @@ def ring_attention_backward(
     """
     wide = _wide(query.dtype)
     grad_query = torch.zeros_like(query, dtype=wide, memory_format=torch.contiguous_format)
-    held = torch.stack((key, value))
-    grads = torch.zeros_like(held, dtype=wide)
-    count = len(ring.ranks)
-    for step in range(count):
-        holder = ring.holder(step)
-        coming: torch.Tensor = held
-        works: list[dist.Work] = []
-        if step + 1 < count:
-            coming, works = _pass_on(ring, held, ring.length(ring.holder(step + 1)), _TAG)
-        for one in pieces(ring.queries[ring.place], ring.keys[holder], causal):
+    both = torch.stack((key, value))
+    grads = torch.zeros_like(both, dtype=wide)
+    for step, held, needed in ring.steps(both, causal):
+        for one in needed:
             # With the sums of all keys the parts of the gradient are those of the whole, and add up.
             parts = _backward(
                 _rows(grad, one.q, one.q_end).contiguous(),
@@ -231,10 +208,8 @@ def ring_attention_backward(
             _rows(grad_query, one.q, one.q_end).add_(parts[0])
             _rows(grads[0], one.k, one.k_end).add_(parts[1])
             _rows(grads[1], one.k, one.k_end).add_(parts[2])
-        if count > 1:
+        if len(ring.ranks) > 1:
             # They go on to the rank that works on these keys next, and last to the one whose they are.
-            grads, more = _pass_on(ring, grads, ring.length(ring.holder(step + 1)), _TAG + 1)
-            _wait(more)
-        _wait(works)
-        held = coming
+            grads, works = _pass_on(ring, grads, ring.length(step + 1), _TAG + 1)
+            _wait(works)
     return grad_query.to(query.dtype), grads[0].to(key.dtype), grads[1].to(value.dtype)

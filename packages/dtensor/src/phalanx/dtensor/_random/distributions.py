@@ -30,6 +30,24 @@ def bernoulli(op: Any, dtype: torch.dtype, p: float) -> Distribution:
     return Distribution(Kind.BERNOULLI, p, 0.0)
 
 
+def _floating(op: Any, dtype: torch.dtype, kind: Kind, a: float, b: float, name: str, scale: float) -> Distribution:
+    need(op, scale > 0, f"expects {name} > 0.0, but found {name}={scale}")
+    need(op, dtype.is_floating_point, f"only supports floating-point dtypes, not {dtype}")
+    return Distribution(kind, a, b)
+
+
+def exponential(op: Any, dtype: torch.dtype, rate: float) -> Distribution:
+    return _floating(op, dtype, Kind.EXPONENTIAL, rate, 0.0, "lambda", rate)
+
+
+def cauchy(op: Any, dtype: torch.dtype, median: float, scale: float) -> Distribution:
+    return _floating(op, dtype, Kind.CAUCHY, median, scale, "sigma", scale)
+
+
+def log_normal(op: Any, dtype: torch.dtype, mean: float, std: float) -> Distribution:
+    return _floating(op, dtype, Kind.LOG_NORMAL, mean, std, "std", std)
+
+
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
@@ -43,7 +61,7 @@ def _whole_range(dtype: torch.dtype) -> tuple[int, int]:
     return limits.min, limits.max
 
 
-def whole_numbers(op: Any, dtype: torch.dtype, low: int | None, high: int | None) -> Distribution:
+def whole_numbers(op: Any, dtype: torch.dtype, low: int | None = None, high: int | None = None) -> Distribution:
     """random_: [low, high), or up to the largest integer of the dtype; from 0 on if there is no low."""
     need(op, dtype in _DIGITS or not (dtype.is_complex or dtype.is_floating_point), f"not implemented for {dtype}")
     least, most = _whole_range(dtype)

@@ -1,7 +1,6 @@
 """Fills local tensors with their elements of a random tensor: `state` has keys, phalanx.core.random the values."""
 
 from functools import cache, lru_cache
-from itertools import product
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -11,7 +10,7 @@ from phalanx.core import PhalanxError
 from phalanx.core.dtypes import DType
 from phalanx.core.random import Box, Kind, fill, fill_integers
 from phalanx.dtensor._dtensor_spec import DTensorSpec
-from phalanx.dtensor._layout import Runs, contiguous_stride
+from phalanx.dtensor._layout import Runs, boxes, contiguous_stride
 from phalanx.dtensor._mesh import coordinate_of
 
 DTYPES = {
@@ -49,29 +48,17 @@ def _boxes(shape: tuple[int, ...], runs: tuple[Runs, ...], stride: tuple[int, ..
     """The boxes of a local tensor, each with its place in it: one for every choice of a run of each dim."""
     steps = [int(step) for step in contiguous_stride(shape)]
     found = []
-    starts: list[list[tuple[int, int, int]]] = []
-    for dim in runs:
-        places: list[tuple[int, int, int]] = []
-        position = 0
-        for start, length in dim:
-            places.append((position, int(start), int(length)))
-            position += int(length)
-        starts.append(places)
-    for chosen in product(*starts):
-        place = sum(position * step for (position, _, _), step in zip(chosen, stride, strict=True))
-        first = sum(start * step for (_, start, _), step in zip(chosen, steps, strict=True))
-        found.append((place, Box(first, [length for _, _, length in chosen], steps, stride)))
+    for box in boxes(runs):
+        place = sum(position * step for position, step in zip(box.source, stride, strict=True))
+        first = sum(start * step for start, step in zip(box.target, steps, strict=True))
+        found.append((place, Box(first, box.shape, steps, stride)))
     return tuple(found)
 
 
 def fill_local(local: torch.Tensor, spec: DTensorSpec, distribution: Distribution, key: int) -> None:
     """Fill this rank's local tensor of a spec; nothing on a rank outside its mesh. Not collective.
 
-    Args:
-        local: The local tensor, of any stride; its dtype need not be that of the spec.
-        spec: What it is of; Partial counts as Replicate.
-        distribution: What the elements are.
-        key: The key of the op, the same on all ranks.
+    The tensor has any stride, and a dtype that need not be that of the spec. Partial counts as Replicate.
 
     Raises:
         RuntimeError: The distribution does not fit the dtype.
@@ -102,14 +89,12 @@ def fill_runs(
         raise RuntimeError(f"random numbers of {local.dtype} are not implemented: make float32 ones and convert them")
     address, itemsize = local.data_ptr(), local.element_size()
     for place, box in _boxes(shape, runs, local.stride()):
-        if distribution.kind is None:
-            fill_integers(
-                address + place * itemsize, dtype, int(distribution.a), int(distribution.b), key, box, **where
-            )
+        kind, a, b = distribution
+        start = address + place * itemsize
+        if kind is None:
+            fill_integers(start, dtype, int(a), int(b), key, box, **where)
         else:
-            fill(
-                address + place * itemsize, dtype, distribution.kind, distribution.a, distribution.b, key, box, **where
-            )
+            fill(start, dtype, kind, a, b, key, box, **where)
 
 
 def _where(device: torch.device) -> dict[str, Any] | None:
@@ -127,18 +112,9 @@ def _fills_on(gpu: int) -> bool:
     """Whether the core can run kernels on a GPU of this process. Found out once."""
     number = torch.empty(1, dtype=torch.float32, device=torch.device("cuda", gpu))
     stream: Any = torch.cuda.current_stream(number.device)
+    where: dict[str, Any] = {"device": ("cuda", gpu), "stream": int(stream.cuda_stream)}
     try:
-        fill(
-            number.data_ptr(),
-            DType.FLOAT32,
-            Kind.UNIFORM,
-            0.0,
-            1.0,
-            0,
-            Box(0, (1,), (1,), (1,)),
-            device=("cuda", gpu),
-            stream=int(stream.cuda_stream),
-        )
+        fill(number.data_ptr(), DType.FLOAT32, Kind.UNIFORM, 0.0, 1.0, 0, Box(0, (1,), (1,), (1,)), **where)
     except PhalanxError:
         return False
     return True

@@ -33,6 +33,7 @@ from phalanx.core.random import Kind
 from phalanx.dtensor import _fallback
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._random import distributions
 from phalanx.dtensor._random.common import (
     arguments_of,
     distributed,
@@ -45,7 +46,6 @@ from phalanx.dtensor._random.common import (
     terms,
     whole_values,
 )
-from phalanx.dtensor._random.distributions import bernoulli, need, normal, uniform, whole_numbers
 from phalanx.dtensor._random.fill import Distribution
 from phalanx.dtensor._random.replicated import multinomial, seeded_fallback
 from phalanx.dtensor._redistribute import plan_redistribute
@@ -82,54 +82,24 @@ def _fill(op: Any, tensor: Any, distribution: Distribution, generator: torch.Gen
 
 # ---- in place -------------------------------------------------------------------------------------------------------
 
-
-@_handles(aten.normal_.default)
-def _normal_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, mean, std, generator = bound(op, args, kwargs)
-    return _fill(op, tensor, normal(op, tensor.dtype, mean, std), generator)
-
-
-@_handles(aten.uniform_.default)
-def _uniform_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, low, high, generator = bound(op, args, kwargs)
-    return _fill(op, tensor, uniform(op, tensor.dtype, low, high), generator)
-
-
-@_handles(aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
-def _random_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    given = arguments_of(op, args, kwargs)
-    tensor = given["self"]
-    return _fill(op, tensor, whole_numbers(op, tensor.dtype, given.get("from"), given.get("to")), given["generator"])
+# Called with (op, dtype, the arguments between the tensor and the generator).
+_IN_PLACE: dict[Any, Callable[..., Distribution]] = {
+    aten.normal_.default: distributions.normal,
+    aten.uniform_.default: distributions.uniform,
+    aten.random_.default: distributions.whole_numbers,
+    aten.random_.to: lambda op, dtype, high: distributions.whole_numbers(op, dtype, None, high),
+    getattr(aten.random_, "from"): distributions.whole_numbers,
+    aten.bernoulli_.float: distributions.bernoulli,
+    aten.exponential_.default: distributions.exponential,
+    aten.cauchy_.default: distributions.cauchy,
+    aten.log_normal_.default: distributions.log_normal,
+}
 
 
-@_handles(aten.bernoulli_.float)
-def _bernoulli_float_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, p, generator = bound(op, args, kwargs)
-    return _fill(op, tensor, bernoulli(op, tensor.dtype, p), generator)
-
-
-@_handles(aten.exponential_.default)
-def _exponential_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, rate, generator = bound(op, args, kwargs)
-    need(op, rate > 0, f"expects lambda > 0.0, but found lambda={rate}")
-    need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Distribution(Kind.EXPONENTIAL, rate, 0.0), generator)
-
-
-@_handles(aten.cauchy_.default)
-def _cauchy_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, median, scale, generator = bound(op, args, kwargs)
-    need(op, scale > 0, f"expects sigma > 0.0, but found sigma={scale}")
-    need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Distribution(Kind.CAUCHY, median, scale), generator)
-
-
-@_handles(aten.log_normal_.default)
-def _log_normal_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    tensor, mean, std, generator = bound(op, args, kwargs)
-    need(op, std > 0, f"expects std > 0.0, but found std={std}")
-    need(op, tensor.dtype.is_floating_point, f"only supports floating-point dtypes, not {tensor.dtype}")
-    return _fill(op, tensor, Distribution(Kind.LOG_NORMAL, mean, std), generator)
+@_handles(*_IN_PLACE)
+def _in_place(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    tensor, *given, generator = bound(op, args, kwargs)
+    return _fill(op, tensor, _IN_PLACE[op](op, tensor.dtype, *given), generator)
 
 
 def _put(op: Any, tensor: Any, make: Callable[[DTensorSpec], torch.Tensor]) -> Any:
@@ -148,14 +118,12 @@ def _put(op: Any, tensor: Any, make: Callable[[DTensorSpec], torch.Tensor]) -> A
 @_handles(aten.geometric_.default)
 def _geometric_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     tensor, p, generator = bound(op, args, kwargs)
-    need(op, 0 < p < 1, f"expects p to be in (0, 1), but got p={p}")
+    distributions.need(op, 0 < p < 1, f"expects p to be in (0, 1), but got p={p}")
 
     def make(spec: DTensorSpec) -> torch.Tensor:
         # The first success is in the trial in which an exponential clock of that rate strikes.
-        distribution = Distribution(Kind.EXPONENTIAL, -log1p(-p), 0.0)
-        return new_local(
-            spec.replace(dtype=torch.float64), distribution, generator, tensor._local_tensor.device
-        ).ceil_()
+        distribution, wide = Distribution(Kind.EXPONENTIAL, -log1p(-p), 0.0), spec.replace(dtype=torch.float64)
+        return new_local(wide, distribution, generator, tensor._local_tensor.device).ceil_()
 
     return _put(op, tensor, make)
 
@@ -169,42 +137,42 @@ def _bernoulli_tensor_(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> 
 # ---- new tensors ----------------------------------------------------------------------------------------------------
 
 
-def _like(
-    op: Any, args: Sequence[Any], kwargs: dict[str, Any], distribution: Callable[[torch.dtype], Distribution]
-) -> Any:
-    given = arguments_of(op, args, kwargs)
-    like = distributed(op, given["self"])
-    spec = spec_like(like._spec, given["dtype"], given["memory_format"])
-    device = given["device"] or like._local_tensor.device
-    return DTensor._wrap(new_local(spec, distribution(spec.dtype), given.get("generator"), device), spec)
+def _whole_number_like(op: Any, dtype: torch.dtype, given: dict[str, Any]) -> Distribution:
+    high = given["high"]
+    return distributions.whole_numbers(
+        op, dtype, given.get("low", 0), int(high.item()) if isinstance(high, torch.Tensor) else high
+    )
 
 
-@_handles(aten.rand_like.default, aten.rand_like.generator)
-def _rand_like(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _like(op, args, kwargs, lambda dtype: uniform(op, dtype, 0.0, 1.0))
-
-
-@_handles(aten.randn_like.default, aten.randn_like.generator)
-def _randn_like(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    return _like(op, args, kwargs, lambda dtype: normal(op, dtype, 0.0, 1.0))
+# Called with (op, dtype of the result, arguments by name).
+_LIKE: dict[Any, Callable[[Any, torch.dtype, dict[str, Any]], Distribution]] = {
+    aten.rand_like: lambda op, dtype, given: distributions.uniform(op, dtype, 0.0, 1.0),
+    aten.randn_like: lambda op, dtype, given: distributions.normal(op, dtype, 0.0, 1.0),
+    aten.randint_like: _whole_number_like,
+    aten.bernoulli: lambda op, dtype, given: distributions.bernoulli(op, dtype, given["p"]),
+}
 
 
 @_handles(
+    aten.rand_like.default,
+    aten.rand_like.generator,
+    aten.randn_like.default,
+    aten.randn_like.generator,
     aten.randint_like.default,
     aten.randint_like.generator,
     aten.randint_like.low_dtype,
     aten.randint_like.low_generator_dtype,
+    aten.randint_like.Tensor,
+    aten.randint_like.Tensor_generator,
+    aten.bernoulli.p,
 )
-def _randint_like(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _like(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     given = arguments_of(op, args, kwargs)
-    return _like(op, args, kwargs, lambda dtype: whole_numbers(op, dtype, given.get("low", 0), given["high"]))
-
-
-@_handles(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
-def _randint_like_tensor(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    values = bound(op, args, kwargs)
-    high = int(values[1].item())
-    return _like(op, args, kwargs, lambda dtype: whole_numbers(op, dtype, 0, high))
+    like = distributed(op, given["self"])
+    spec = spec_like(like._spec, given.get("dtype"), given.get("memory_format"))
+    distribution = _LIKE[op._overloadpacket](op, spec.dtype, given)
+    device = given.get("device") or like._local_tensor.device
+    return DTensor._wrap(new_local(spec, distribution, given.get("generator"), device), spec)
 
 
 def _of_probabilities(op: Any, p: torch.Tensor, spec: DTensorSpec, generator: torch.Generator | None) -> torch.Tensor:
@@ -219,37 +187,14 @@ def _broadcast(op: Any, value: Any, spec: DTensorSpec) -> torch.Tensor:
         plain: torch.Tensor = value
         return plain
     value = distributed(op, value)
-    if value.shape == spec.shape:
-        return read(value, spec)
-    wide = value.expand(spec.shape)
-    return read(wide, spec)
+    return read(value if value.shape == spec.shape else value.expand(spec.shape), spec)
 
 
-@_handles(aten.bernoulli.default)
+@_handles(aten.bernoulli.default, aten.bernoulli.Tensor)
 def _bernoulli_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    p, generator = bound(op, args, kwargs)
-    spec = spec_like(p._spec, None, None)
-    return DTensor._wrap(_of_probabilities(op, read(p), spec, generator), spec)
-
-
-@_handles(aten.bernoulli.Tensor)
-def _bernoulli_tensor(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    like, p, generator = bound(op, args, kwargs)
-    spec = spec_like(distributed(op, like)._spec, None, None)
-    return DTensor._wrap(_of_probabilities(op, _broadcast(op, p, spec), spec, generator), spec)
-
-
-@_handles(aten.bernoulli.p)
-def _bernoulli_p(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    like, p, generator = bound(op, args, kwargs)
-    return _new_like(op, like, lambda dtype: bernoulli(op, dtype, p), generator)
-
-
-def _new_like(
-    op: Any, like: Any, distribution: Callable[[torch.dtype], Distribution], generator: torch.Generator | None
-) -> Any:
-    spec = spec_like(like._spec, None, None)
-    return DTensor._wrap(new_local(spec, distribution(spec.dtype), generator, like._local_tensor.device), spec)
+    *tensors, generator = bound(op, args, kwargs)
+    spec = spec_like(distributed(op, tensors[0])._spec, None, None)
+    return DTensor._wrap(_of_probabilities(op, _broadcast(op, tensors[-1], spec), spec, generator), spec)
 
 
 @_handles(aten.normal.float_Tensor, aten.normal.Tensor_float, aten.normal.Tensor_Tensor)
@@ -261,11 +206,11 @@ def _normal_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         tensors = list(torch.broadcast_tensors(*[distributed(op, one) for one in tensors]))  # type: ignore[no-untyped-call]
         mean, std = tensors
     spec = whole_values(distributed(op, tensors[0])._spec)
-    need(
+    distributions.need(
         op, spec.dtype.is_floating_point or spec.dtype.is_complex, f"the dtype must be floating-point, not {spec.dtype}"
     )
     if len(tensors) == 1 and std is not tensors[0]:
-        need(op, std >= 0, f"expects std >= 0.0, but found std {std}")
+        distributions.need(op, std >= 0, f"expects std >= 0.0, but found std {std}")
     mean, std = [read(distributed(op, one), spec) if isinstance(one, torch.Tensor) else one for one in (mean, std)]
     spec = spec.replace(shape=spec.shape)  # without gaps, whatever the stride of what is read
     drawn = new_local(spec, Distribution(Kind.NORMAL, 0.0, 1.0), given["generator"], tensors[0]._local_tensor.device)
@@ -273,36 +218,22 @@ def _normal_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     return DTensor._wrap(drawn.mul_(std).add_(mean), spec)
 
 
-# ---- dropout --------------------------------------------------------------------------------------------------------
-
-
-def _mask(op: Any, x: Any, keep: float, generator: torch.Generator | None = None) -> tuple[torch.Tensor, DTensorSpec]:
-    need(op, 0 <= keep <= 1, f"dropout probability has to be between 0 and 1, but got {1 - keep}")
+@_handles(aten.native_dropout.default, aten._fused_dropout.default)
+def _dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """(input, p, train), or (input, the probability to keep, generator) with a mask of bytes."""
+    x, p, last = bound(op, args, kwargs)
+    is_fused = op is aten._fused_dropout.default
     spec = whole_values(x._spec).replace(shape=x.shape, dtype=torch.bool)
-    return new_local(spec, Distribution(Kind.BERNOULLI, keep, 0.0), generator, x._local_tensor.device), spec
-
-
-@_handles(aten.native_dropout.default)
-def _native_dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    x, p, train = bound(op, args, kwargs)
-    keep = 1.0 - p
-    if train is False:
-        mask_spec = x._spec.replace(placements=whole_values(x._spec).placements, shape=x.shape, dtype=torch.bool)
-        ones = empty_local(mask_spec, x._local_tensor.device).fill_(True)
-        return DTensor._wrap(x._local_tensor.clone(), x._spec), DTensor._wrap(ones, mask_spec)
-    mask, mask_spec = _mask(op, x, keep)
-    local = read(x)
-    out = local.mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep)
-    return DTensor._wrap(out, whole_values(x._spec)), DTensor._wrap(mask, mask_spec)
-
-
-@_handles(aten._fused_dropout.default)
-def _fused_dropout(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    x, keep, generator = bound(op, args, kwargs)  # the probability to keep, of this one
-    mask, mask_spec = _mask(op, x, keep, generator)
-    out = read(x).mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep)
-    byte = mask_spec.replace(dtype=torch.uint8)
-    return DTensor._wrap(out, whole_values(x._spec)), DTensor._wrap(mask.to(torch.uint8), byte)
+    device = x._local_tensor.device
+    if not is_fused and last is False:
+        ones = empty_local(spec, device).fill_(True)
+        return DTensor._wrap(x._local_tensor.clone(), x._spec), DTensor._wrap(ones, spec)
+    keep = p if is_fused else 1.0 - p
+    distributions.need(op, 0 <= keep <= 1, f"dropout probability has to be between 0 and 1, but got {1 - keep}")
+    mask = new_local(spec, Distribution(Kind.BERNOULLI, keep, 0.0), last if is_fused else None, device)
+    out = DTensor._wrap(read(x).mul(mask).mul_(0.0 if keep == 0 else 1.0 / keep), whole_values(x._spec))
+    kind = torch.uint8 if is_fused else torch.bool
+    return out, DTensor._wrap(mask.to(kind), spec.replace(dtype=kind))
 
 
 @_handles(aten.rrelu_with_noise.default, aten.rrelu_with_noise_.default)
@@ -315,7 +246,7 @@ def _rrelu_with_noise(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     spec = whole_values(x._spec)
     local = read(x)
     if training:
-        slopes = new_local(spec, uniform(op, spec.dtype, lower, upper), generator, local.device)
+        slopes = new_local(spec, distributions.uniform(op, spec.dtype, lower, upper), generator, local.device)
         slopes = torch.where(local <= 0, slopes, torch.ones((), dtype=slopes.dtype, device=slopes.device))
         made = local * slopes
         noise = distributed(op, noise)
@@ -329,17 +260,7 @@ def _rrelu_with_noise(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     return DTensor._wrap(made, spec)
 
 
-# ---- the rest -------------------------------------------------------------------------------------------------------
-
-RANDOM_OPS[aten.multinomial.default] = multinomial
-RANDOM_OPS.update(
-    dict.fromkeys(
-        (
-            aten.poisson.default,
-            aten.binomial.default,
-            aten._standard_gamma.default,
-            aten._sample_dirichlet.default,
-        ),
-        seeded_fallback,
-    )
+_handles(aten.multinomial.default)(multinomial)
+_handles(aten.poisson.default, aten.binomial.default, aten._standard_gamma.default, aten._sample_dirichlet.default)(
+    seeded_fallback
 )

@@ -9,7 +9,7 @@ from phalanx.core.random import Kind
 from phalanx.dtensor import _fallback
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
-from phalanx.dtensor._op_plan import bound
+from phalanx.dtensor._op_plan import bound, flat
 from phalanx.dtensor._random.common import empty_local, is_outside, key_for, new_local, read
 from phalanx.dtensor._random.distributions import need
 from phalanx.dtensor._random.fill import Distribution
@@ -30,11 +30,8 @@ def multinomial(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     need(op, p.dtype.is_floating_point, f"the probabilities must be floating-point, not {p.dtype}")
     need(op, count > 0, "cannot sample n_sample <= 0 samples")
     categories = p.shape[-1]
-    need(
-        op,
-        replacement or count <= categories,
-        "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
-    )
+    what = "cannot sample n_sample > prob_dist.size(-1) samples without replacement"
+    need(op, replacement or count <= categories, what)
     last = p.ndim - 1
     rows = [Replicate() if one.is_partial() or split_dim(one) == last else one for one in p._spec.placements]
     spec = p._spec.replace(placements=rows)
@@ -86,12 +83,7 @@ def seeded_fallback(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any
         )
     names = [one.name for one in op._schema.arguments]
     values = bound(op, args, kwargs)
-    mesh = next(
-        one._spec.mesh
-        for value in values
-        for one in (value if isinstance(value, (list, tuple)) else [value])
-        if isinstance(one, DTensor)
-    )
+    mesh = next(one._spec.mesh for one in flat(values) if isinstance(one, DTensor))
     given = values[names.index("generator")] if "generator" in names else None
     key = draw_key(mesh, given)
     if "generator" in names:

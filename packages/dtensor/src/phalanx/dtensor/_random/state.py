@@ -51,13 +51,8 @@ _agreed_mesh_ids: set[int] = set()  # of living meshes: what is asked first
 # ---- generators -----------------------------------------------------------------------------------------------------
 
 
-def generator_of(mesh: Mesh) -> torch.Generator:
-    """The generator from which random ops on a mesh take their keys if they are given none."""
-    return generator_of_ranks(isinstance(mesh, DeviceMesh))
-
-
 def generator_of_ranks(have_groups: bool) -> torch.Generator:
-    """`generator_of` for ranks with process groups, or without."""
+    """The generator from which random ops take their keys if they are given none: ranks have process groups, or not."""
     if not (have_groups and _are_threads()):
         return torch.default_generator
     seed = torch.default_generator.initial_seed()
@@ -75,13 +70,11 @@ def _are_threads() -> bool:
 def draw_key(mesh: Mesh, generator: torch.Generator | None = None) -> int:
     """64 bits from a generator: the key of one random op. Collective when it is the first on a mesh.
 
-    Args:
-        mesh: The mesh of the op's tensors.
-        generator: The one that the op was given; every rank of the mesh must give one of the same state.
+    A generator that the op was given must have the same state on every rank of the mesh.
     """
     if generator is None:
         agree(mesh)
-        generator = generator_of(mesh)
+        generator = generator_of_ranks(isinstance(mesh, DeviceMesh))
     return key_of(generator)
 
 
@@ -118,10 +111,7 @@ def agree(mesh: Mesh) -> None:
 def agree_among(groups: Sequence[Any], device_type: str, where: str | None = None) -> None:
     """As `agree`, for the process groups of a mesh, one for each mesh dim. Collective the first time.
 
-    Args:
-        groups: The groups.
-        device_type: The device type of tensors that they send.
-        where: The mesh in words, for a warning.
+    `where` is the mesh in words, for a warning.
     """
     if not _mark_groups(groups):
         generator = generator_of_ranks(True)

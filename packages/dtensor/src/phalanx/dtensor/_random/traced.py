@@ -10,25 +10,18 @@ of a key is saved, 8 bytes. Values are a function of the key: a checkpointed blo
 
 import weakref
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.random import Kind
+from phalanx.dtensor import _torch_compat
 from phalanx.dtensor._dtensor_spec import DTensorSpec
-from phalanx.dtensor._layout import Runs
 from phalanx.dtensor._mesh import Mesh, coordinate_of
 from phalanx.dtensor._random.fill import Distribution, fill_runs
 from phalanx.dtensor._random.state import agree_among, generator_of_ranks, key_of
-from phalanx.dtensor._torch_compat import (
-    graph_tracer,
-    group_named,
-    keep_effect,
-    mesh_groups,
-    op_library,
-    saved_for_backward,
-)
 
 __all__ = ["key", "values"]
 
@@ -46,14 +39,9 @@ def _signed(value: int) -> int:
 
 
 def key(mesh: Mesh, generator: torch.Generator | None = None) -> torch.Tensor:
-    """The key of one random op, in the graph that is being made. When that runs, it is collective as `draw_key` is.
+    """The key of one random op, in the graph that is being made: its bits, as an int64 without dims.
 
-    Args:
-        mesh: The mesh of the op's tensors.
-        generator: What the op was given; None stands for the default generator.
-
-    Returns:
-        int64, no dims: the bits of the key.
+    When the graph runs, it is collective as `draw_key` is.
 
     Raises:
         RuntimeError: A generator is given: a graph cannot hold one.
@@ -64,10 +52,10 @@ def key(mesh: Mesh, generator: torch.Generator | None = None) -> torch.Tensor:
             "out, and seed with torch.manual_seed, or phalanx.dtensor.random.manual_seed(seed, mesh)"
         )
     is_shared = isinstance(mesh, DeviceMesh) and mesh.size() > 1 and coordinate_of(mesh) is not None
-    names = list(mesh_groups(mesh)) if is_shared else []  # type: ignore[arg-type]
-    tracer = graph_tracer()
+    names = list(_torch_compat.mesh_groups(mesh)) if is_shared else []  # type: ignore[arg-type]
+    tracer = _torch_compat.graph_tracer()
     after = None if tracer is None else _last.get(tracer)
-    with saved_for_backward():
+    with _torch_compat.saved_for_backward():
         made: torch.Tensor = torch.ops.phalanx_dtensor.random_key(after, names, str(mesh.device_type))
     if tracer is not None:
         _last[tracer] = made
@@ -77,11 +65,7 @@ def key(mesh: Mesh, generator: torch.Generator | None = None) -> torch.Tensor:
 def values(spec: DTensorSpec, distribution: Distribution, key: torch.Tensor, device: torch.device) -> torch.Tensor:
     """This rank's local tensor of a random tensor, in the graph that is being made. Not collective.
 
-    Args:
-        spec: What it is of; Partial counts as Replicate. This rank must be in its mesh.
-        distribution: What the elements are.
-        key: The key of the op.
-        device: Where the local tensor is.
+    Partial counts as Replicate, and this rank must be in the mesh of the spec.
     """
     runs = spec.local_runs
     a: float
@@ -106,39 +90,25 @@ def values(spec: DTensorSpec, distribution: Distribution, key: torch.Tensor, dev
     return made
 
 
-# ---- the ops --------------------------------------------------------------------------------------------------------
-
-
 def _key_kernel(after: torch.Tensor | None, group_names: Sequence[str], device_type: str) -> torch.Tensor:
-    groups = [group_named(name) for name in group_names]
+    groups = [_torch_compat.group_named(name) for name in group_names]
     if groups:
         agree_among(groups, device_type)
     return torch.tensor(_signed(key_of(generator_of_ranks(bool(groups)))), dtype=torch.int64)
 
 
-def _key_fake(after: torch.Tensor | None, group_names: Sequence[str], device_type: str) -> torch.Tensor:
+def _key_fake(*_: Any) -> torch.Tensor:
     return torch.empty((), dtype=torch.int64)
 
 
-def _runs(starts: Sequence[int], lengths: Sequence[int], counts: Sequence[int]) -> tuple[Runs, ...]:
-    """For each dim its runs, without empty ones."""
-    found: list[Runs] = []
-    first = 0
-    for count in counts:
-        both = zip(starts[first : first + count], lengths[first : first + count], strict=True)
-        found.append(tuple((start, length) for start, length in both if length))
-        first += count
-    return tuple(found)
+def _by_dim(values: Sequence[int], counts: Sequence[int]) -> list[Sequence[int]]:
+    """What belongs to each dim, of which so many belong to it."""
+    return [values[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
-def _empty(
-    lengths: Sequence[int], counts: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
-) -> torch.Tensor:
-    size, first = [], 0
-    for count in counts:
-        size.append(sum(lengths[first : first + count]))
-        first += count
-    return torch.empty_strided(size, list(stride), dtype=dtype, device=device)
+def _empty(lengths: Sequence[int], counts: Sequence[int], stride: Sequence[int], *given: Any) -> torch.Tensor:
+    size = [sum(own) for own in _by_dim(lengths, counts)]
+    return torch.empty_strided(size, list(stride), dtype=given[0], device=given[1])
 
 
 def _values_kernel(
@@ -159,45 +129,28 @@ def _values_kernel(
         distribution = (
             Distribution(None, a, int(b) % _WRAP + 1) if kind == _INTEGERS else Distribution(Kind(kind), a, b)
         )
-        fill_runs(local, tuple(shape), _runs(starts, lengths, counts), distribution, int(key.item()) % _WRAP)
+        runs = tuple(
+            tuple((start, length) for start, length in zip(*own, strict=True) if length)
+            for own in zip(_by_dim(starts, counts), _by_dim(lengths, counts), strict=True)
+        )
+        fill_runs(local, tuple(shape), runs, distribution, int(key.item()) % _WRAP)
     return local
 
 
-def _values_fake(
-    key: torch.Tensor,
-    shape: Sequence[int],
-    starts: Sequence[int],
-    lengths: Sequence[int],
-    counts: Sequence[int],
-    stride: Sequence[int],
-    kind: int,
-    a: float,
-    b: float,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> torch.Tensor:
-    return _empty(lengths, counts, stride, dtype, device)
+def _values_fake(key: torch.Tensor, shape: Any, starts: Any, lengths: Any, counts: Any, stride: Any, *rest: Any) -> Any:
+    return _empty(lengths, counts, stride, *rest[3:])
 
 
 _VALUES_SCHEMA = (
     "random_values(Tensor key, SymInt[] shape, SymInt[] starts, SymInt[] lengths, int[] counts, SymInt[] stride, "
     "int kind, Scalar a, Scalar b, ScalarType dtype, Device device) -> Tensor"
 )
-_library = op_library(
+_KEY_SCHEMA = "random_key(Tensor? after, str[] group_names, str device_type) -> Tensor"
+_library = _torch_compat.op_library(
     "phalanx_dtensor",
     (
-        (
-            "random_key(Tensor? after, str[] group_names, str device_type) -> Tensor",
-            _key_kernel,
-            _key_fake,
-            (torch.Tag.nondeterministic_seeded,),
-        ),
-        (
-            _VALUES_SCHEMA,
-            _values_kernel,
-            _values_fake,
-            (),
-        ),
+        (_KEY_SCHEMA, _key_kernel, _key_fake, (torch.Tag.nondeterministic_seeded,)),
+        (_VALUES_SCHEMA, _values_kernel, _values_fake, ()),
     ),
 )
-keep_effect(torch.ops.phalanx_dtensor.random_key.default)
+_torch_compat.keep_effect(torch.ops.phalanx_dtensor.random_key.default)

@@ -68,12 +68,7 @@ def order_of(mesh: Mesh, mesh_dim: int) -> tuple[int, ...]:
 
 
 def bind(call: Call, mesh: Mesh | None) -> Local:
-    """The collective of a call.
-
-    Args:
-        call: The call.
-        mesh: The mesh whose mesh dims it names; None for an exchange among ranks of several meshes.
-    """
+    """The collective of a call on a mesh, whose mesh dims it names; None for an exchange among ranks of two meshes."""
     if isinstance(mesh, AbstractMesh):
         return _refusal(call, mesh)
     if call.name == "exchange":
@@ -171,11 +166,9 @@ def sent_of(mesh: Mesh, steps: Sequence[Step]) -> tuple[Sent, ...]:
 
 
 def chain(actions: Sequence[tuple[Action, Mesh | None]], sent: Sequence[Sent] = ()) -> Run:
-    """run(local, async_op=False) of several actions, one after the other.
+    """run(local, async_op=False) of several actions, each with the mesh of its call, one after the other.
 
-    Args:
-        actions: Each with the mesh of its call.
-        sent: What graphs say of the collectives, the same on all ranks: a rank may have nothing to do in one.
+    `sent` is what graphs say of the collectives, the same on all ranks: a rank may have nothing to do in one.
     """
     parts: list[Local] = []
     is_view = may_pend = False
@@ -190,9 +183,7 @@ def chain(actions: Sequence[tuple[Action, Mesh | None]], sent: Sequence[Sent] = 
         parts.append(_copied)
     if not parts:
         return _as_stored(same, sent) if sent else same
-    if len(parts) > 1:
-        return _as_stored(_several(tuple(parts), may_pend), sent)
-    return _as_stored(_only_call(parts[0]) if may_pend else _only_local(parts[0]), sent)
+    return _as_stored(_several(parts[:-1], parts[-1], may_pend), sent)
 
 
 def _as_stored(run: Run, sent: Sequence[Sent]) -> Run:
@@ -243,29 +234,12 @@ def _copied(view: torch.Tensor) -> torch.Tensor:
     return view.clone(memory_format=torch.contiguous_format)
 
 
-def _only_call(call: Local) -> Run:
-    def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
-        result = call(local)
-        return result if async_op or type(result) is not _Pending else _wait(result)
-
-    return run
-
-
-def _only_local(part: Local) -> Run:
-    def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
-        return part(local)
-
-    return run
-
-
-def _several(parts: tuple[Local, ...], may_pend: bool) -> Run:
-    first, last = parts[:-1], parts[-1]
-
+def _several(first: Sequence[Local], last: Local, may_pend: bool) -> Run:
     def run(local: torch.Tensor, async_op: bool = False) -> torch.Tensor:
         value = local
         for part in first:
             value = wait_if_pending(part(value))
         value = last(value)
-        return value if async_op and may_pend else wait_if_pending(value)
+        return value if type(value) is not _Pending or (async_op and may_pend) else _wait(value)
 
     return run

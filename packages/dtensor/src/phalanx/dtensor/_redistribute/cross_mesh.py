@@ -13,14 +13,7 @@ Coordinate = tuple[int, ...]
 
 
 class Side:
-    """A mesh and what is where on it.
-
-    Args:
-        shape: The shape of the whole tensor.
-        mesh_shape: The shape of the mesh.
-        ranks: Its global ranks, in the order of its coordinates.
-        placed: The placements; none is Partial.
-    """
+    """A mesh, whose global ranks are in the order of its coordinates, and what is where on it; none is Partial."""
 
     def __init__(self, shape: Sequence[int], mesh_shape: Sequence[int], ranks: Sequence[int], placed: Placed) -> None:
         self.shape, self.mesh_shape, self.placed = tuple(shape), tuple(mesh_shape), placed
@@ -33,19 +26,14 @@ class Side:
     def owners(self, receiver: int, number: int) -> dict[int, Coordinate]:
         """The ranks that one receives from: of several that have the same, one.
 
-        Args:
-            receiver: Its global rank. If it is in the mesh, it takes what it can from itself.
-            number: Its position in the other mesh: others share the work among them.
+        If the receiver is in the mesh, it takes what it can from itself; others share the work among them by their
+        number, the position in the other mesh.
         """
         near = self.coordinates.get(receiver)
-        chosen: list[int | None] = []
-        for at, (placement, size) in enumerate(zip(self.placed, self.mesh_shape, strict=True)):
-            if split_dim(placement) is not None:
-                chosen.append(None)
-            elif near is not None:
-                chosen.append(near[at])
-            else:
-                chosen.append(number % size)
+        chosen = [
+            None if split_dim(placement) is not None else number % size if near is None else near[at]
+            for at, (placement, size) in enumerate(zip(self.placed, self.mesh_shape, strict=True))
+        ]
         return {
             rank: coordinate
             for rank, coordinate in self.coordinates.items()
@@ -54,31 +42,20 @@ class Side:
 
 
 def crossing(source: Side, target: Side, me: int) -> Action:
-    """The work of a rank that moves a tensor from one mesh to another.
-
-    Args:
-        source: Where it is.
-        target: Where it shall be.
-        me: The global rank, of one mesh or both.
-    """
+    """The work of a rank, of one mesh or both, that moves a tensor from one mesh to another."""
     ranks = tuple(sorted({*source.coordinates, *target.coordinates}))
     numbers = {rank: number for number, rank in enumerate(target.coordinates)}
     here, there = source.coordinates.get(me), target.coordinates.get(me)
-    have = None if here is None else source.runs(here)
-    want = None if there is None else target.runs(there)
-    owners = {} if there is None else source.owners(me, numbers[me])
-    sends: list[Boxes] = []
-    comes: list[Boxes] = []
-    for rank in ranks:
-        to = target.coordinates.get(rank)
-        gets = have is not None and to is not None and me in source.owners(rank, numbers[rank])
-        sends.append(
-            list(_layout.blocks(have, target.runs(to))) if gets and have is not None and to is not None else []
-        )
-        gives = want is not None and rank in owners
-        comes.append(list(_layout.blocks(source.runs(owners[rank]), want)) if gives and want is not None else [])
+    sends: list[Boxes] = [[] for _ in ranks]
+    comes: list[Boxes] = [[] for _ in ranks]
     shape: tuple[int, ...] = (0,)
+    if here is not None:
+        for at, rank in enumerate(ranks):
+            if rank in target.coordinates and me in source.owners(rank, numbers[rank]):
+                sends[at] = list(_layout.blocks(source.runs(here), target.runs(target.coordinates[rank])))
     if there is not None:
+        for rank, coordinate in source.owners(me, numbers[me]).items():
+            comes[ranks.index(rank)] = list(_layout.blocks(source.runs(coordinate), target.runs(there)))
         shape = tuple(map(int, _layout.local_shape(target.shape, target.mesh_shape, target.placed, there)))
     return exchanging(ranks, sends, comes, shape, -1)
 

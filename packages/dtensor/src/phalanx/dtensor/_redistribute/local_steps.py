@@ -23,66 +23,40 @@ Boxes: TypeAlias = list[_layout.Block]
 
 
 class Call(NamedTuple):
-    """A collective on one tensor.
-
-    Attributes:
-        name: "all_gather" and "reduce_scatter" (along `dim`), with `sizes` "all_gather_v" and "reduce_scatter_v",
-            "all_reduce", "all_to_all" (even, along dim 0) over a mesh dim; "exchange" of a flat buffer among ranks.
-        mesh_dim: The mesh dim; -1 for an exchange among `peers` of several mesh dims.
-        dim: The dim of the tensor.
-        op: The reduction.
-        peers: For an exchange, the numbers of the ranks, ascending.
-        sent: For an exchange, how many elements go to each peer.
-        received: For an exchange, how many elements come from each.
-        sizes: The size of `dim` on each rank of the group.
+    """A collective on one tensor: "all_gather" and "reduce_scatter" (along `dim`), with `sizes` "all_gather_v" and
+    "reduce_scatter_v", "all_reduce", "all_to_all" (even, along dim 0) over a mesh dim; "exchange" of a flat buffer
+    among ranks.
     """
 
     name: str
-    mesh_dim: int
-    dim: int = 0
-    op: str = ""
-    peers: tuple[int, ...] = ()
-    sent: tuple[int, ...] = ()
-    received: tuple[int, ...] = ()
-    sizes: tuple[int, ...] = ()
+    mesh_dim: int  # -1 for an exchange among `peers` of several mesh dims
+    dim: int = 0  # of the tensor
+    op: str = ""  # the reduction
+    peers: tuple[int, ...] = ()  # for an exchange, the numbers of the ranks, ascending
+    sent: tuple[int, ...] = ()  # for an exchange, how many elements go to each peer
+    received: tuple[int, ...] = ()  # and how many come from each
+    sizes: tuple[int, ...] = ()  # the size of `dim` on each rank of the group
 
 
 class Action(NamedTuple):
-    """The work of one rank in a step.
+    """The work of one rank in a step."""
 
-    Attributes:
-        before: From the local tensor to what the call takes; None if it takes the local tensor.
-        call: The collective; None if there is none.
-        after: From the result of the call to the local tensor; None if it is that.
-        keeps: Whether the local tensor stays as it is.
-        is_view: Whether the result is a view of the local tensor.
-    """
-
-    before: Local | None
-    call: Call | None
-    after: Local | None
-    keeps: bool = False
-    is_view: bool = False
+    before: Local | None  # from the local tensor to what the call takes; None if it takes the local tensor
+    call: Call | None  # the collective; None if there is none
+    after: Local | None  # from the result of the call to the local tensor; None if it is that
+    keeps: bool = False  # whether the local tensor stays as it is
+    is_view: bool = False  # whether the result is a view of the local tensor
 
 
 class Place(NamedTuple):
-    """Where a rank is.
+    """Where a rank is."""
 
-    Attributes:
-        shape: The shape of the whole tensor. Where a size is a SymInt, `is_symbolic` must be True of the step.
-        dtype: Its dtype.
-        mesh_shape: The shape of the mesh.
-        coordinate: The coordinate of the rank.
-        orders: For each mesh dim, the coordinates of its ranks in the order of the group.
-        numbers: The number of each rank of the mesh, in the order of its coordinates.
-    """
-
-    shape: tuple[IntLikeType, ...]
-    dtype: torch.dtype
+    shape: tuple[IntLikeType, ...]  # of the whole tensor
+    dtype: torch.dtype  # of the tensor
     mesh_shape: tuple[int, ...]
-    coordinate: tuple[int, ...]
-    orders: tuple[tuple[int, ...], ...]
-    numbers: tuple[int, ...]
+    coordinate: tuple[int, ...]  # of the rank
+    orders: tuple[tuple[int, ...], ...]  # for each mesh dim, the coordinates of its ranks in the order of the group
+    numbers: tuple[int, ...]  # the number of each rank of the mesh, in the order of its coordinates
 
 
 def action(step: Step, place: Place) -> Action:
@@ -335,14 +309,9 @@ def _exchange(step: Step, place: Place) -> Action:
 def exchanging(
     peers: tuple[int, ...], sends: Sequence[Boxes], comes: Sequence[Boxes], shape: tuple[int, ...], mesh_dim: int
 ) -> Action:
-    """The Action that sends boxes of the local tensor, and puts those that come into a new one.
+    """The Action that sends boxes of the local tensor to each peer, and puts those that come into a new one.
 
-    Args:
-        peers: Numbers of the ranks, ascending.
-        sends: The boxes that go to each.
-        comes: The boxes that come from each.
-        shape: The shape of the new local tensor.
-        mesh_dim: The mesh dim whose ranks these are; -1 if they are those of no mesh dim.
+    Peers are numbers of ranks, ascending; -1 for the mesh dim if they are those of no mesh dim.
     """
     boxes = [(box.source, box.shape) for own in sends for box in own]
     places: list[tuple[int, int, Any, tuple[int, ...]]] = []

@@ -56,14 +56,9 @@ class RedistributePlan:
 
 
 def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
-    """The cheapest way from one spec to another. Not collective; the same on every rank.
+    """The cheapest way from one spec to another, whose mesh may be another one. Not collective; the same on every rank.
 
-    Args:
-        source: What the local tensors are of.
-        target: What they shall become; of the same shape and dtype. Its mesh may be another one.
-
-    Returns:
-        The plan; it is kept for the next call.
+    The plan is kept for the next call.
 
     Raises:
         ValueError: Shapes or dtypes differ, or a Partial cannot be reduced.
@@ -98,12 +93,7 @@ def _make(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
 
 
 def _in_memory_order(source: DTensorSpec, target: DTensorSpec, order: list[int]) -> Run:
-    """The plan for a tensor whose dims lie in another order in memory: what arrives lies as its spec says.
-
-    Args:
-        source, target: What it is of.
-        order: The dims, the outermost in memory first.
-    """
+    """The plan for a tensor whose dims lie in memory in this order, the outermost first: so does what arrives."""
     place = {dim: number for number, dim in enumerate(order)}
 
     def turned(spec: DTensorSpec) -> DTensorSpec:

@@ -45,23 +45,14 @@ LOCAL: Final = frozenset({"slice", "partial", "relabel"})
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a transfer.
+    """One step of a transfer."""
 
-    Attributes:
-        collective: What it is: see the text of this module; "relabel" where only the placement has another name.
-        mesh_dims: The mesh dims it works on.
-        source: The placements before it.
-        target: The placements after it.
-        bytes_per_rank: Bytes that a rank sends, on average.
-        cost_us: The estimate.
-    """
-
-    collective: str
-    mesh_dims: tuple[int, ...]
-    source: Placed
-    target: Placed
-    bytes_per_rank: int
-    cost_us: float
+    collective: str  # see the text of this module; "relabel" where only the placement has another name
+    mesh_dims: tuple[int, ...]  # the mesh dims it works on
+    source: Placed  # the placements before it
+    target: Placed  # the placements after it
+    bytes_per_rank: int  # bytes that a rank sends, on average
+    cost_us: float  # the estimate
 
     def __str__(self) -> str:
         where = ", ".join(map(str, self.mesh_dims))
@@ -106,18 +97,8 @@ def _may_reduce(placed: Placed, mesh_dim: int) -> bool:
     )
 
 
-# ---- the search ------------------------------------------------------------------------------------------------------
-
-
 class Planner:
-    """The facts of the tensor and the mesh, and the prices of steps.
-
-    Args:
-        shape: The shape of the whole tensor.
-        dtype: Its dtype.
-        mesh_shape: The shape of the mesh.
-        model: The costs of the mesh.
-    """
+    """The facts of the whole tensor and the mesh, and the prices of steps."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, mesh_shape: Sequence[int], model: CostModel) -> None:
         self.shape = tuple(shape)

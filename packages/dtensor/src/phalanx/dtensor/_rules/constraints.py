@@ -1,6 +1,6 @@
 """The sizes of a call in the terms of its rule, and the conditions on them that strategies carry."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -168,47 +168,25 @@ class Even:
         return all(size != 0 and size % prod(ways) == 0 for size in sizes)
 
 
-@dataclass(frozen=True)
-class Summable:
-    """The inputs have a dtype in which Partial(sum) means a sum: bool has none."""
-
-    inputs: tuple[int, ...]
-
-    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        return all(facts.dtypes[one] != torch.bool for one in self.inputs)
-
-
-@dataclass(frozen=True)
-class Linear:
-    """The inputs have a dtype in which sums are what they seem: narrow ints wrap around, and are then widened."""
-
-    inputs: tuple[int, ...]
-
-    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        return all(is_inexact(facts.dtypes[one]) or facts.dtypes[one] in _WIDE for one in self.inputs)
+# The dtypes in which a Partial means what strategies take it for.
+_MEANINGS: dict[str, Callable[[torch.dtype], bool]] = {
+    "sum": lambda dtype: dtype != torch.bool,  # bool has no sum
+    "linear": lambda dtype: is_inexact(dtype) or dtype in _WIDE,  # narrow ints wrap around, and are then widened
+    # Rising functions rise: narrow and unsigned ints wrap around.
+    "rising": lambda dtype: dtype.is_floating_point or dtype in (torch.bool, *_WIDE),
+    "extreme": lambda dtype: not dtype.is_complex,  # complex numbers have no maximum
+}
 
 
 @dataclass(frozen=True)
-class Ordered:
-    """The inputs have a dtype in which rising functions rise: narrow and unsigned ints wrap around."""
+class Means:
+    """The inputs have a dtype in which a Partial means that (a key of _MEANINGS)."""
 
+    meaning: str
     inputs: tuple[int, ...]
 
     def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        right = (torch.bool, *_WIDE)
-        return all(facts.dtypes[one].is_floating_point or facts.dtypes[one] in right for one in self.inputs)
+        return all(_MEANINGS[self.meaning](facts.dtypes[one]) for one in self.inputs)
 
 
-@dataclass(frozen=True)
-class Comparable:
-    """The inputs have a dtype in which there is a maximum: complex numbers have none."""
-
-    inputs: tuple[int, ...]
-
-    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        return not any(facts.dtypes[one].is_complex for one in self.inputs)
-
-
-Condition = (
-    SameSize | Broadcast | AllOne | Aligned | NotEmpty | EachHas | Even | Summable | Linear | Ordered | Comparable
-)
+Condition = SameSize | Broadcast | AllOne | Aligned | NotEmpty | EachHas | Even | Means

@@ -4,16 +4,15 @@ Cut in space an op needs its neighbours' borders: that is an algorithm, not a ru
 tensors: most factors are cut only where every rank gets a part.
 """
 
+from itertools import product
+
 from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_rules, rule
-
-
-def _space(name: str, count: int) -> str:
-    return " ".join(f"{name}{index}!" for index in range(count))
+from phalanx.dtensor._rules.rule_builder import numbered
 
 
 def _weight(call: Call, weight: int, transposed: int, groups: int) -> tuple[str, str, str]:
     """(channels in, channels out, dims of the weight)."""
-    kernel = _space("k", call[weight].ndim - 2)
+    kernel = numbered("k", call[weight].ndim - 2)
     if call[groups] != 1:
         # A group ties channels in to channels out: cut, their sizes would have to agree with the groups.
         return "c!", "o!", f"v! w! {kernel}"
@@ -27,8 +26,8 @@ def _convolution(call: Call) -> RuleSpec:
     if call[0].ndim != count + 2:
         return None
     into, out, weight = _weight(call, 1, 6, 8)
-    text = f"n {into} {_space('s', count)}, {weight}{f', {out}' if call[2] is not None else ''}"
-    text += f" -> n {out.rstrip('!')} {_space('t', count)}"
+    text = f"n {into} {numbered('s', count)}, {weight}{f', {out}' if call[2] is not None else ''}"
+    text += f" -> n {out.rstrip('!')} {numbered('t', count)}"
     plus = "+2" if call[2] is not None else ""
     passes = f" ; lin 0{plus}|1{plus} ; full n"
     return text + (passes if "!" in into else f" ; c:sum{plus}{passes} c o")
@@ -42,10 +41,10 @@ def _convolution_backward(call: Call) -> RuleSpec:
     if call[1].ndim != count + 2:
         return None
     into, out, weight = _weight(call, 2, 7, 9)
-    data = f"n {into} {_space('s', count)}"
+    data = f"n {into} {numbered('s', count)}"
     every = (data, weight, out)
     outputs = [one for one, wanted in zip(every, call[10], strict=True) if wanted]
-    text = f"n {out} {_space('t', count)}, {data}, {weight} -> {', '.join(outputs)} ; lin 0 ; full n"
+    text = f"n {out} {numbered('t', count)}, {data}, {weight} -> {', '.join(outputs)} ; lin 0 ; full n"
     if "!" not in into:
         text += " c o"
     clauses = []
@@ -64,18 +63,18 @@ def _convolution_backward(call: Call) -> RuleSpec:
 # ---- one tensor in, its last dims in space --------------------------------------------------------------------------
 
 
-def _forward(count: int, outputs: int = 1, passes: str = " ; lin 0") -> RuleFunction:
-    out = ", ".join([f"... {_space('t', count)}"] * outputs)
-    text = f"... {_space('s', count)} -> {out} ; full ..."
+def _forward(count: int, outputs: int, passes: str) -> RuleFunction:
+    out = ", ".join([f"... {numbered('t', count)}"] * outputs)
+    text = f"... {numbered('s', count)} -> {out} ; full ..."
     # A mean of ints is rounded: not linear.
     return lambda call: text + (passes if call.tensors[0].dtype.is_floating_point else "")
 
 
-def _backward(count: int, size: int | None = None) -> RuleFunction:
+def _backward(count: int, size: int | None) -> RuleFunction:
     """(grad_output, self, ..., [indices]); with `size`, that argument is the shape of self instead."""
 
     def write(call: Call) -> RuleSpec:
-        small, large = f"... {_space('t', count)}", f"... {_space('s', count)}"
+        small, large = f"... {numbered('t', count)}", f"... {numbered('s', count)}"
         inputs = [small] + ([large] if size is None else []) + [small] * (len(call.tensors) - 2)
         tail = "" if size is None else f" ; size {size}"
         return f"{', '.join(inputs)} -> {large} ; lin 0 ; full ...{tail}"
@@ -83,43 +82,23 @@ def _backward(count: int, size: int | None = None) -> RuleFunction:
     return write
 
 
-for _count in (2, 3):
-    register_rules(
-        {
-            f"aten.avg_pool{_count}d.default": _forward(_count),
-            f"aten.avg_pool{_count}d_backward.default": _backward(_count),
-            f"aten._adaptive_avg_pool{_count}d.default": _forward(_count),
-            f"aten._adaptive_avg_pool{_count}d_backward.default": _backward(_count),
-            f"aten.max_pool{_count}d_with_indices.default": _forward(_count, 2, ""),
-            f"aten.max_pool{_count}d_with_indices_backward.default": _backward(_count),
-            f"aten.adaptive_max_pool{_count}d.default": _forward(_count, 2, ""),
-            f"aten.adaptive_max_pool{_count}d_backward.default": _backward(_count),
-        }
-    )
-for _count in (1, 2, 3):
-    for _kind in ("reflection", "replication"):
-        register_rules(
-            {
-                f"aten.{_kind}_pad{_count}d.default": _forward(_count, passes=" ; pass 0"),
-                f"aten.{_kind}_pad{_count}d_backward.default": _backward(_count),
-            }
-        )
-    for _kind in ("upsample_nearest", "_upsample_nearest_exact"):
-        register_rules(
-            {
-                f"aten.{_kind}{_count}d.default": _forward(_count),
-                f"aten.{_kind}{_count}d_backward.default": _backward(_count, 2),
-            }
-        )
-for _kind, _count in (
-    ("upsample_linear1d", 1),
-    ("upsample_bilinear2d", 2),
-    ("upsample_bicubic2d", 2),
-    ("_upsample_bilinear2d_aa", 2),
-    ("_upsample_bicubic2d_aa", 2),
-    ("upsample_trilinear3d", 3),
-):
-    register_rules({f"aten.{_kind}.default": _forward(_count), f"aten.{_kind}_backward.default": _backward(_count, 2)})
+_LINEAR = " ; lin 0"
+# (ops, each with a backward, dims in space, results, what passes, the argument of the backward that is a shape)
+_FAMILIES: tuple[tuple[str, tuple[int, ...], int, str, int | None], ...] = (
+    ("avg_pool{}d _adaptive_avg_pool{}d", (2, 3), 1, _LINEAR, None),
+    ("max_pool{}d_with_indices adaptive_max_pool{}d", (2, 3), 2, "", None),
+    ("reflection_pad{}d replication_pad{}d", (1, 2, 3), 1, " ; pass 0", None),
+    ("upsample_nearest{}d _upsample_nearest_exact{}d", (1, 2, 3), 1, _LINEAR, 2),
+    ("upsample_linear{}d", (1,), 1, _LINEAR, 2),
+    ("upsample_bilinear{}d upsample_bicubic{}d", (2,), 1, _LINEAR, 2),
+    ("_upsample_bilinear{}d_aa _upsample_bicubic{}d_aa", (2,), 1, _LINEAR, 2),
+    ("upsample_trilinear{}d", (3,), 1, _LINEAR, 2),
+)
+for _names, _counts, _results, _passes, _size in _FAMILIES:
+    for _name, _count in product(_names.split(), _counts):
+        _op = f"aten.{_name.format(_count)}"
+        register_rules({f"{_op}.default": _forward(_count, _results, _passes)})
+        register_rules({f"{_op}_backward.default": _backward(_count, _size)})
 
 
 # ---- resampling and moving between channels and space ---------------------------------------------------------------
@@ -146,19 +125,3 @@ def _pixel_unshuffle(call: Call) -> RuleSpec:
     factor, shape = call[1], call.tensors[0].shape
     sizes = {"h": shape[-2] // factor, "w": shape[-1] // factor, "p": factor, "q": factor}
     return "... c (h p!) (w q!) -> ... (c p q) h w ; pass 0 ; full ... c h w", sizes
-
-
-@rule("aten.glu.default")
-def _glu(call: Call) -> RuleSpec:
-    rank, dim = call.tensors[0].ndim, call.dim(1)
-    words = [f"d{index}" for index in range(rank)]
-    return f"{' '.join([*words[:dim], 'i!', *words[dim + 1 :]])} -> {' '.join([*words[:dim], 'o!', *words[dim + 1 :]])}"
-
-
-@rule("aten.glu_backward.default")
-def _glu_backward(call: Call) -> RuleSpec:
-    # (grad_output, self, dim)
-    rank, dim = call.tensors[1].ndim, call.dim(2, 1)
-    words = [f"d{index}" for index in range(rank)]
-    own = " ".join([*words[:dim], "i!", *words[dim + 1 :]])
-    return f"{' '.join([*words[:dim], 'o!', *words[dim + 1 :]])}, {own} -> {own} ; lin 0"

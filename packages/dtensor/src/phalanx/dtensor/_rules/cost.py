@@ -32,48 +32,28 @@ _MOST_TRIED = 4096
 
 @dataclass(frozen=True)
 class MeshDimCost:
-    """The cost of communication over one mesh dim; times are in microseconds.
+    """The cost of communication over one mesh dim; times are in microseconds."""
 
-    Attributes:
-        size: How many ranks.
-        latency_us: The latency of one collective.
-        bytes_per_us: Bytes that a rank can send in a microsecond.
-    """
-
-    size: int
-    latency_us: float = 3.0
-    bytes_per_us: float = 10_000.0
+    size: int  # how many ranks
+    latency_us: float = 3.0  # of one collective
+    bytes_per_us: float = 10_000.0  # bytes that a rank can send in a microsecond
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of a mesh.
+    """The costs of a mesh."""
 
-    Attributes:
-        mesh: One entry for each mesh dim.
-        copy_bytes_per_us: Bytes that a rank copies in a microsecond.
-        partial_us: Added for each output that a strategy makes Partial where no input was: it is to be reduced later.
-    """
-
-    mesh: tuple[MeshDimCost, ...]
-    copy_bytes_per_us: float = 8_000.0
-    partial_us: float = 0.5
+    mesh: tuple[MeshDimCost, ...]  # one entry for each mesh dim
+    copy_bytes_per_us: float = 8_000.0  # bytes that a rank copies in a microsecond
+    partial_us: float = 0.5  # for each output that becomes Partial where no input was: it is to be reduced later
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(one.size for one in self.mesh)
 
     def change_us(self, source: Placement, target: Placement | None, count_bytes: float, mesh_dim: int) -> float:
-        """The cost of redistributing a tensor from one placement to another.
-
-        Args:
-            source: The placement now.
-            target: The placement wanted; None if any will do.
-            count_bytes: Bytes of the tensor that this mesh dim sees.
-            mesh_dim: The mesh dim.
-
-        Returns:
-            Microseconds; inf if no way leads there.
+        """The microseconds of redistributing a tensor, of which the mesh dim sees so many bytes; inf if no way leads
+        there. The target is None if any placement will do.
         """
         if target is None or source == target:
             return 0.0
@@ -100,19 +80,12 @@ def default_model(mesh_shape: tuple[int, ...]) -> CostModel:
 
 @dataclass(frozen=True)
 class Choice:
-    """The cheapest strategies, one for each mesh dim, and what the changes of placements before them cost.
+    """The cheapest strategies, one for each mesh dim, and what the changes of placements before them cost."""
 
-    Attributes:
-        strategies: One for each mesh dim.
-        cost_us: The estimate.
-        inputs: The placements to which each input is redistributed; None where it stays as it is.
-        outputs: The placements of each output.
-    """
-
-    strategies: tuple[Strategy, ...]
-    cost_us: float
-    inputs: tuple[tuple[Placement | None, ...], ...]
-    outputs: tuple[tuple[Placement, ...], ...]
+    strategies: tuple[Strategy, ...]  # one for each mesh dim
+    cost_us: float  # the estimate
+    inputs: tuple[tuple[Placement | None, ...], ...]  # where each input is redistributed to; None where it stays
+    outputs: tuple[tuple[Placement, ...], ...]  # the placements of each output
 
 
 def _seen_bytes(match: Match, placements: Sequence[Sequence[Placement]], model: CostModel) -> list[list[float]]:
@@ -128,14 +101,9 @@ def _seen_bytes(match: Match, placements: Sequence[Sequence[Placement]], model: 
 def strategy_us(
     strategy: Strategy, placements: Sequence[Placement], count_bytes: Sequence[float], model: CostModel, mesh_dim: int
 ) -> float:
-    """The cost of redistributing the inputs to the placements of a strategy on one mesh dim.
+    """The cost of redistributing the inputs, as they are on one mesh dim now, to the placements of a strategy.
 
-    Args:
-        strategy: The strategy.
-        placements: The placement of each input on this mesh dim now.
-        count_bytes: Bytes of each input that this mesh dim sees.
-        model: The costs.
-        mesh_dim: The mesh dim.
+    `count_bytes` are the bytes of each input that the mesh dim sees.
     """
     total = 0.0
     partial = any(type(one) is Partial for one in placements)
@@ -183,15 +151,9 @@ def _cuts(strategy: Strategy, placements: Sequence[Placement], uneven: set[tuple
 
 
 def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostModel) -> Choice:
-    """The cheapest strategies for a call whose inputs are where they are.
+    """The cheapest strategies for a call, given for each input its placements, one for each mesh dim.
 
-    Args:
-        match: The call with its rule.
-        placements: For each input its placements, one for each mesh dim.
-        model: The costs of the mesh.
-
-    Returns:
-        The choice; the same on every rank that passes the same arguments.
+    The choice is the same on every rank that passes the same arguments.
 
     Raises:
         ValueError: The op writes into an input, and no strategy leaves that input's placement as it is.

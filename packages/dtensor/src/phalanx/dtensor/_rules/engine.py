@@ -10,55 +10,40 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import combinations
 
-from phalanx.dtensor._rules.constraints import (
-    Aligned,
-    AllOne,
-    Broadcast,
-    Comparable,
-    Condition,
-    EachHas,
-    ExpandedDims,
-    Linear,
-    NotEmpty,
-    OpSizes,
-    Ordered,
-    SameSize,
-    Summable,
-    Where,
-)
+from phalanx.dtensor._rules import constraints
 from phalanx.dtensor._rules.parser import BATCH, RuleError, TensorDims, parse
 from phalanx.dtensor.placement_types import Partial, Placement, Replicate, Shard
 
 PARTIAL_OPS: dict[str, str] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "product"}
 """The op of the Partial that a reduction of a rule leaves."""
 
+# For each clause the Partials that it lets pass, and what comes out; None: it is whole. Others pass as they are.
+_KINDS: dict[str, tuple[tuple[str, str | None], ...]] = {
+    "lin": (("sum", "sum"),),
+    "up": (("max", "max"), ("min", "min")),
+    "down": (("max", "min"), ("min", "max")),
+    "drop": tuple((kind, None) for kind in ("sum", "max", "min", "product")),
+    "pass": tuple((kind, kind) for kind in ("sum", "max", "min", "product")),
+}
+# What a Partial must mean in the dtype of the inputs; for other clauses, that it is a sum, or an extreme.
+_NEEDED = {"lin": "linear", "up": "rising", "down": "rising"}
+
 # More inputs than this broadcast in one way only, with the same split of all: 2**n - 1 ways would be too many.
 _MOST_BROADCAST = 4
-
-# ---- strategies -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to run an op over one mesh dim.
+    """One way to run an op over one mesh dim."""
 
-    Attributes:
-        inputs: Placement of each tensor that goes in; None for one that is not read and stays as it is.
-        outputs: Placement of each tensor that comes out.
-        factor: The factor that is cut, if one is.
-        conditions: What must hold of the sizes and dtypes.
-        scale: The outputs that are multiplied by the rank's share of the factor.
-        fill: The reduction whose neutral element stands for the result of a rank that has nothing of the factor.
-    """
+    inputs: tuple[Placement | None, ...]  # None for a tensor that is not read and stays as it is
+    outputs: tuple[Placement, ...]  # the placement of each
+    factor: str | None = None  # the factor that is cut, if one is
+    conditions: tuple[constraints.Condition, ...] = ()  # on sizes and dtypes
+    scale: tuple[int, ...] = ()  # the outputs that are multiplied by the rank's share of the factor
+    fill: str | None = None  # the reduction whose neutral element stands for the result of a rank that has no part
 
-    inputs: tuple[Placement | None, ...]
-    outputs: tuple[Placement, ...]
-    factor: str | None = None
-    conditions: tuple[Condition, ...] = ()
-    scale: tuple[int, ...] = ()
-    fill: str | None = None
-
-    def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
+    def is_satisfied(self, facts: constraints.OpSizes, ways: Sequence[int]) -> bool:
         """Whether the conditions hold where the mesh dims of sizes `ways`, this one last, cut the factor."""
         return all(one.is_satisfied(facts, ways) for one in self.conditions)
 
@@ -68,12 +53,12 @@ class Expanded:
     """A rule for tensors of known ranks: batch dims have names of their own, `..0` the last one."""
 
     text: str
-    inputs: tuple[ExpandedDims | None, ...]
-    outputs: tuple[ExpandedDims | None, ...]
+    inputs: tuple[constraints.ExpandedDims | None, ...]
+    outputs: tuple[constraints.ExpandedDims | None, ...]
     strategies: tuple[Strategy, ...] = field(default=(), compare=False, hash=False)
 
 
-def _expand(tensor: TensorDims, batch_count: int) -> ExpandedDims | None:
+def _expand(tensor: TensorDims, batch_count: int) -> constraints.ExpandedDims | None:
     if tensor.dims is None:
         return None
     dims: list[tuple[str, ...]] = []
@@ -85,7 +70,9 @@ def _expand(tensor: TensorDims, batch_count: int) -> ExpandedDims | None:
     return tuple(dims)
 
 
-def _places(dims: ExpandedDims | None, factor: str) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
+def _places(
+    dims: constraints.ExpandedDims | None, factor: str
+) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
     """(dim, factors outside, factors inside) of each dim with that factor."""
     for index, factors in enumerate(dims or ()):
         if factor in factors:
@@ -129,36 +116,20 @@ class _Deriver:
         for factor in self.factors():
             yield from self.cut(factor)
         for one in self.rule.passes:
-            kinds: tuple[tuple[str, str | None], ...] = {
-                "lin": (("sum", "sum"),),
-                "up": (("max", "max"), ("min", "min")),
-                "down": (("max", "min"), ("min", "max")),
-                "drop": tuple((kind, None) for kind in ("sum", "max", "min", "product")),
-                "pass": tuple((kind, kind) for kind in ("sum", "max", "min", "product")),
-            }.get(one.kind, ((PARTIAL_OPS.get(one.kind, ""),) * 2,))
-            for kind_in, kind_out in kinds:
+            for kind_in, kind_out in _KINDS.get(one.kind, ((PARTIAL_OPS.get(one.kind, ""),) * 2,)):
                 inputs = whole.copy()
                 for index in one.inputs:
                     inputs[index] = Partial(kind_in)
-                conditions: dict[str, Condition] = {
-                    "sum": Summable(one.inputs),
-                    "max": Comparable(one.inputs),
-                    "min": Comparable(one.inputs),
-                }
-                condition = conditions.get(kind_in)
-                if one.kind in ("up", "down"):
-                    condition = Ordered(one.inputs)
-                elif one.kind == "lin":
-                    condition = Linear(one.inputs)
+                meaning = _NEEDED.get(one.kind, {"sum": "sum", "max": "extreme", "min": "extreme"}.get(kind_in))
                 output = Replicate() if kind_out is None else Partial(kind_out)
-                outputs: tuple[Placement, ...] = (output,) * len(self.outputs)
-                yield Strategy(tuple(inputs), outputs, None, (condition,) if condition else ())
+                conditions = () if meaning is None else (constraints.Means(meaning, one.inputs),)
+                yield Strategy(tuple(inputs), (output,) * len(self.outputs), None, conditions)
 
     def cut(self, factor: str) -> Iterator[Strategy]:
         """Strategies that cut a factor: one, or one for each way in which inputs broadcast in it."""
-        conditions: list[Condition] = []
+        conditions: list[constraints.Condition] = []
         inputs = self.whole.copy()
-        at: list[Where] = []
+        at: list[constraints.Where] = []
         for index, dims in enumerate(self.inputs):
             for dim, outside, inside in _places(dims, factor):
                 inputs[index] = Shard(dim)
@@ -182,40 +153,40 @@ class _Deriver:
         fill = None
         scale: tuple[int, ...] = ()
         if named in self.rule.full:
-            conditions.append(EachHas(factor))
+            conditions.append(constraints.EachHas(factor))
         if named in self.rule.scaled:
             scale = tuple(range(len(self.outputs)))
-            conditions.append(NotEmpty(factor))
+            conditions.append(constraints.NotEmpty(factor))
         elif reduction is not None and reduction.op == "mean":
             scale = tuple(lacking)
-            conditions.append(NotEmpty(factor))
+            conditions.append(constraints.NotEmpty(factor))
         elif reduction is not None and reduction.op in ("max", "min"):
             fill = reduction.op
-            conditions.append(NotEmpty(factor))
+            conditions.append(constraints.NotEmpty(factor))
         for index in reduction.with_inputs if reduction else ():
             inputs[index] = Partial("sum")
         for cut, ones in self.broadcasts(factor, at):
             placements = inputs.copy()
             own = list(conditions)
             if len(cut) > 1:
-                own.append(SameSize(cut))
+                own.append(constraints.SameSize(cut))
             if ones:
-                own.append(Broadcast(ones, cut))
+                own.append(constraints.Broadcast(ones, cut))
                 for index, _ in ones:
                     placements[index] = Replicate()
             yield Strategy(tuple(placements), tuple(outputs), factor, tuple(dict.fromkeys(own)), scale, fill)
 
     @staticmethod
-    def conditions(factor: str, outside: tuple[str, ...], inside: tuple[str, ...]) -> list[Condition]:
-        found: list[Condition] = []
-        if outside:
-            found.append(AllOne(outside))
-        if inside:
-            found.append(Aligned(factor, inside))
-        return found
+    def conditions(factor: str, outside: tuple[str, ...], inside: tuple[str, ...]) -> list[constraints.Condition]:
+        return [
+            *([constraints.AllOne(outside)] if outside else []),
+            *([constraints.Aligned(factor, inside)] if inside else []),
+        ]
 
     @staticmethod
-    def broadcasts(factor: str, at: list[Where]) -> Iterator[tuple[tuple[Where, ...], tuple[Where, ...]]]:
+    def broadcasts(
+        factor: str, at: list[constraints.Where]
+    ) -> Iterator[tuple[tuple[constraints.Where, ...], tuple[constraints.Where, ...]]]:
         """(inputs that are cut, inputs that are 1 there) for each way to broadcast."""
         yield tuple(at), ()
         if factor[0] != "." or len(at) > _MOST_BROADCAST:
@@ -227,14 +198,9 @@ class _Deriver:
 
 @cache
 def derive(text: str, ranks: tuple[int, ...]) -> Expanded:
-    """All strategies of a rule for one mesh dim.
+    """A rule (see `parser`) for inputs of so many dims, with its strategies for one mesh dim.
 
-    Args:
-        text: The rule (`phalanx.dtensor._rules.parser`).
-        ranks: The number of dims of each input.
-
-    Returns:
-        The rule for these ranks with its strategies; the first is the one that leaves every tensor whole.
+    The first strategy is the one that leaves every tensor whole.
 
     Raises:
         RuleError: The rule is malformed or not for tensors of these ranks.
@@ -243,17 +209,8 @@ def derive(text: str, ranks: tuple[int, ...]) -> Expanded:
     return Expanded(text, deriver.inputs, deriver.outputs, tuple(deriver.all()))
 
 
-# ---- several mesh dims ----------------------------------------------------------------------------------------------
-
-
-def combine(strategies: Sequence[Strategy], facts: OpSizes, mesh_shape: Sequence[int]) -> bool:
-    """Whether the strategies, one for each mesh dim, are right together for these sizes.
-
-    Args:
-        strategies: One strategy of the same rule for each mesh dim.
-        facts: Sizes and dtypes of the call.
-        mesh_shape: The mesh.
-    """
+def combine(strategies: Sequence[Strategy], facts: constraints.OpSizes, mesh_shape: Sequence[int]) -> bool:
+    """Whether the strategies, one of the same rule for each mesh dim, are right together for these sizes."""
     ways: dict[str, list[int]] = {}
     for strategy, count in zip(strategies, mesh_shape, strict=True):
         own: list[int] = []

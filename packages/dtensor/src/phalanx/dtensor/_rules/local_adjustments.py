@@ -26,19 +26,12 @@ def neutral(op: str, dtype: torch.dtype) -> float | int | bool:
 
 @dataclass(frozen=True)
 class LocalWork:
-    """How one rank runs the op.
+    """How one rank runs the op."""
 
-    Attributes:
-        sizes: (argument, new value): shapes and counts that are smaller here.
-        scales: (output, share): what comes out is multiplied by this.
-        fills: None to run the op; else the reduction whose neutral element fills the outputs, of `shapes`.
-        shapes: The local shape of each output.
-    """
-
-    sizes: tuple[tuple[int, Any], ...]
-    scales: tuple[tuple[int, float], ...]
-    fills: str | None
-    shapes: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, Any], ...]  # (argument, new value): shapes and counts that are smaller here
+    scales: tuple[tuple[int, float], ...]  # (output, share): what comes out is multiplied by this
+    fills: str | None  # None to run the op; else the reduction whose neutral element fills the outputs
+    shapes: tuple[tuple[int, ...], ...]  # the local shape of each output
 
     def finish(self, outputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The results of the op, scaled by the share of the rank."""
@@ -58,13 +51,7 @@ class LocalWork:
 
 
 def results_of(op: Any, args: Sequence[Any], result: Any) -> list[torch.Tensor]:
-    """The tensors that an op returned, as its rule counts them: those that its output_mask leaves out are left out.
-
-    Args:
-        op: An OpOverload.
-        args: Every argument of its schema, in order.
-        result: What it returned.
-    """
+    """The tensors that an op returned, as its rule counts them: those that its output_mask leaves out are left out."""
     results = list(result) if isinstance(result, (tuple, list)) else [result]
     for argument, value in zip(op._schema.arguments, args, strict=True):
         if argument.name == "output_mask":
@@ -81,16 +68,7 @@ def local_work(
     mesh_shape: Sequence[int],
     coordinate: Sequence[int],
 ) -> LocalWork:
-    """How the rank at `coordinate` runs the op, given one strategy for each mesh dim.
-
-    Args:
-        rule: The rule.
-        strategies: One for each mesh dim.
-        facts: Sizes and dtypes of the call.
-        output_shapes: The whole shape of each output.
-        mesh_shape: The mesh.
-        coordinate: Where in it the rank is.
-    """
+    """How the rank at `coordinate` runs the op, given a strategy for each mesh dim and the whole shapes of outputs."""
     cuts: dict[str, list[tuple[int, int]]] = {}
     for strategy, count, index in zip(strategies, mesh_shape, coordinate, strict=True):
         if strategy.factor is not None:

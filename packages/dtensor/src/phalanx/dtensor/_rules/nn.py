@@ -3,69 +3,58 @@
 from collections.abc import Sequence
 
 from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleFunction, RuleSpec, register_rules, rule
-from phalanx.dtensor._rules.rule_builder import same_dims, tied
+from phalanx.dtensor._rules.rule_builder import along, numbered, tied
 
 _MEAN, _SUM = 1, 2  # torch's codes of the reduction of a loss; 0 is none
 
 
-def _softmax(inputs: int, dim: int, passes: str) -> RuleFunction:
+register_rules(
+    {
+        "aten._safe_softmax.default": along(1, "[x!] -> [x]"),
+        "aten._softmax.default": along(1, "[x!] -> [x]"),
+        "aten._log_softmax.default": along(1, "[x!] -> [x]"),
+        # (grad_output, output, dim, input_dtype)
+        "aten._softmax_backward_data.default": along(2, "[x!], [x!] -> [x] ; lin 0"),
+        "aten._log_softmax_backward_data.default": along(2, "[x!], [x!] -> [x] ; lin 0"),
+    }
+)
+
+
+# ---- norms ----------------------------------------------------------------------------------------------------------
+
+
+def _norm(statistics: int) -> RuleFunction:
+    """(input, normalized_shape, [weight], [bias], eps) -> (output, the statistics) of a norm over the last dims."""
+
     def write(call: Call) -> RuleSpec:
-        return same_dims(call.tensors[0].ndim, {call.dim(dim)}, inputs) + passes
+        inner, ones = numbered("n", len(call[1])), " ".join(["1"] * len(call[1]))
+        inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
+        return f"{inputs} -> ... {inner}{f', ... {ones}' * statistics}"
+
+    return write
+
+
+def _norm_backward(statistics: int, mask: int) -> RuleFunction:
+    """(grad_out, input, normalized_shape, the statistics, [weight], [bias], output_mask)."""
+
+    def write(call: Call) -> RuleSpec:
+        inner, ones = numbered("n", len(call[2])), " ".join(["1"] * len(call[2]))
+        weights = [inner] * (len(call.tensors) - 2 - statistics)
+        inputs = ", ".join([f"... {inner}"] * 2 + [f"... {ones}"] * statistics + weights)
+        outputs = [f"... {inner}", inner, inner]
+        return f"{inputs} -> {_masked(outputs[: len(call[mask])], call[mask], '...:sum')} ; lin 0"
 
     return write
 
 
 register_rules(
     {
-        "aten._safe_softmax.default": _softmax(1, 1, ""),
-        "aten._softmax.default": _softmax(1, 1, ""),
-        "aten._log_softmax.default": _softmax(1, 1, ""),
-        # (grad_output, output, dim, input_dtype)
-        "aten._softmax_backward_data.default": _softmax(2, 2, " ; lin 0"),
-        "aten._log_softmax_backward_data.default": _softmax(2, 2, " ; lin 0"),
+        "aten.native_layer_norm.default": _norm(2),
+        "aten.native_layer_norm_backward.default": _norm_backward(2, 7),
+        "aten._fused_rms_norm.default": _norm(1),
+        "aten._fused_rms_norm_backward.default": _norm_backward(1, 5),
     }
 )
-
-
-# ---- norms over the last dims ---------------------------------------------------------------------------------------
-
-
-def _normalized(call: Call, shape: int) -> tuple[str, str]:
-    """(the normalized dims, the same as dims of size 1)."""
-    count = len(call[shape])
-    return " ".join(f"n{index}!" for index in range(count)), " ".join(["1"] * count)
-
-
-@rule("aten.native_layer_norm.default")
-def _layer_norm(call: Call) -> RuleSpec:
-    inner, ones = _normalized(call, 1)
-    inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
-    return f"{inputs} -> ... {inner}, ... {ones}, ... {ones}"
-
-
-@rule("aten._fused_rms_norm.default")
-def _rms_norm(call: Call) -> RuleSpec:
-    inner, ones = _normalized(call, 1)
-    inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
-    return f"{inputs} -> ... {inner}, ... {ones}"
-
-
-@rule("aten.native_layer_norm_backward.default")
-def _layer_norm_backward(call: Call) -> RuleSpec:
-    # (grad_out, input, normalized_shape, mean, rstd, weight, bias, output_mask)
-    inner, ones = _normalized(call, 2)
-    weights = [inner] * (len(call.tensors) - 4)
-    inputs = ", ".join([f"... {inner}"] * 2 + [f"... {ones}"] * 2 + weights)
-    return f"{inputs} -> {_masked((f'... {inner}', inner, inner), call[7], '...:sum')} ; lin 0"
-
-
-@rule("aten._fused_rms_norm_backward.default")
-def _rms_norm_backward(call: Call) -> RuleSpec:
-    # (grad_out, input, normalized_shape, rstd, weight, output_mask)
-    inner, ones = _normalized(call, 2)
-    weights = [inner] * (len(call.tensors) - 3)
-    inputs = ", ".join([f"... {inner}"] * 2 + [f"... {ones}"] + weights)
-    return f"{inputs} -> {_masked((f'... {inner}', inner), call[5], '...:sum')} ; lin 0"
 
 
 def _masked(outputs: Sequence[str], mask: Sequence[bool], reduction: str) -> str:
@@ -77,7 +66,7 @@ def _masked(outputs: Sequence[str], mask: Sequence[bool], reduction: str) -> str
 @rule("aten.native_group_norm.default")
 def _group_norm(call: Call) -> RuleSpec:
     # (input, weight, bias, N, C, HxW, group, eps)
-    inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
+    inner = numbered("s", call.tensors[0].ndim - 2)
     weights = ["c"] * (len(call.tensors) - 1)
     return f"{', '.join([f'n c! {inner}', *weights])} -> n c {inner}, n g!, n g ; count 3=n"
 
@@ -85,7 +74,7 @@ def _group_norm(call: Call) -> RuleSpec:
 @rule("aten.native_group_norm_backward.default")
 def _group_norm_backward(call: Call) -> RuleSpec:
     # (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
-    inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
+    inner = numbered("s", call.tensors[0].ndim - 2)
     weights = ["c!"] * (len(call.tensors) - 4)
     inputs = ", ".join([f"n c! {inner}"] * 2 + ["n g!"] * 2 + weights)
     return f"{inputs} -> {_masked((f'n c {inner}', 'c', 'c'), call[9], 'n:sum')} ; count 5=n ; lin 0 ; full n"
@@ -94,13 +83,10 @@ def _group_norm_backward(call: Call) -> RuleSpec:
 @rule("aten.native_batch_norm.default")
 def _batch_norm(call: Call) -> RuleSpec:
     # (input, weight, bias, running_mean, running_var, training, momentum, eps); in training it writes the running ones.
-    if call[5]:
-        inner = " ".join(f"s{index}!" for index in range(call.tensors[0].ndim - 2))
-        inputs = ", ".join([f"n! c {inner}"] + ["c"] * (len(call.tensors) - 1))
-        return f"{inputs} -> n c {inner}, c, c ; full c"
-    inner = " ".join(f"s{index}" for index in range(call.tensors[0].ndim - 2))
-    weights = ["c"] * (len(call.tensors) - 1)
-    return f"{', '.join([f'n c {inner}', *weights])} -> n c {inner}, e!, f!"
+    batch, mark = ("n!", "!") if call[5] else ("n", "")
+    inner = numbered("s", call.tensors[0].ndim - 2, mark)
+    inputs = ", ".join([f"{batch} c {inner}"] + ["c"] * (len(call.tensors) - 1))
+    return f"{inputs} -> n c {inner}, {'c, c ; full c' if call[5] else 'e!, f!'}"
 
 
 # ---- elementwise losses ---------------------------------------------------------------------------------------------
@@ -130,19 +116,13 @@ def _loss_backward(reduction: int) -> RuleFunction:
     return write
 
 
+for _name in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"):
+    register_rules({f"aten.{_name}.default": _loss(2), f"aten.{_name}_backward.default": _loss_backward(3)})
 register_rules(
     {
-        "aten.mse_loss.default": _loss(2),
-        "aten.smooth_l1_loss.default": _loss(2),
-        "aten.huber_loss.default": _loss(2),
-        "aten.soft_margin_loss.default": _loss(2),
         "aten.binary_cross_entropy.default": _loss(3),
-        "aten.binary_cross_entropy_with_logits.default": _loss(4),
-        "aten.mse_loss_backward.default": _loss_backward(3),
-        "aten.smooth_l1_loss_backward.default": _loss_backward(3),
-        "aten.huber_loss_backward.default": _loss_backward(3),
-        "aten.soft_margin_loss_backward.default": _loss_backward(3),
         "aten.binary_cross_entropy_backward.default": _loss_backward(4),
+        "aten.binary_cross_entropy_with_logits.default": _loss(4),
     }
 )
 
@@ -155,7 +135,7 @@ def _class_dims(call: Call, tensor: int) -> tuple[str, str] | None:
     rank = call[tensor].ndim
     if rank < 2:
         return None
-    space = " ".join(f"s{index}" for index in range(rank - 2))
+    space = numbered("s", rank - 2, "")
     return f"n c! {space}", f"n {space}"
 
 

@@ -15,42 +15,32 @@ import torch
 from phalanx.dtensor._rules.constraints import is_inexact
 from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_default_rule, register_rules
 
+
+def _by_name(passes: dict[str, str]) -> dict[str, str]:
+    """What passes for each op, of a table from what passes to the names of ops."""
+    return {name: clauses for clauses, names in passes.items() for name in names.split()}
+
+
 # Which Partials pass, by the name of the op without namespace and overload.
-_LINEAR = {
-    "mul": "lin 0|1 ; prod 0+1",
-    "neg": "lin 0 ; down 0",
-    "positive": "pass 0",
-    "where": "lin 1+2 ; up 1|2",
-    "lerp": "lin 0+1",
-    "addcmul": "lin 0+1|0+2",
-    "addcdiv": "lin 0+1",
-    "conj_physical": "lin 0",
-    "deg2rad": "lin 0",
-    "rad2deg": "lin 0",
-    "native_dropout_backward": "lin 0",
-}
-
-_RISING = """
-ceil floor trunc round relu relu6 hardtanh hardsigmoid sigmoid tanh sinh asinh atan erf exp exp2 expm1
-"""
-
-# grad_output is argument 0, and the result is linear in it.
-_BACKWARD = "gelu_backward logit_backward sigmoid_backward silu_backward tanh_backward threshold_backward"
-
-_MORE = {
-    "maximum": "up 0|1 ; max 0+1",
-    "minimum": "up 0|1 ; min 0+1",
-    "clamp": "up 0|1|2",
-    "clamp_min": "up 0|1",
-    "clamp_max": "up 0|1",
-}
-
-_PASSES: dict[str, str] = {
-    **_LINEAR,
-    **dict.fromkeys(_RISING.split(), "up 0"),
-    **dict.fromkeys(_BACKWARD.split(), "lin 0"),
-    **_MORE,
-}
+_PASSES = _by_name(
+    {
+        "lin 0": "conj_physical deg2rad rad2deg native_dropout_backward "
+        # grad_output is argument 0, and the result is linear in it.
+        "gelu_backward logit_backward sigmoid_backward silu_backward tanh_backward threshold_backward",
+        "lin 0 ; down 0": "neg",
+        "lin 0|1 ; prod 0+1": "mul",
+        "lin 1+2 ; up 1|2": "where",
+        "lin 0+1": "lerp addcdiv",
+        "lin 0+1|0+2": "addcmul",
+        "pass 0": "positive",
+        "up 0": "ceil floor trunc round relu relu6 hardtanh hardsigmoid sigmoid tanh sinh asinh atan erf exp exp2 "
+        "expm1",
+        "up 0|1 ; max 0+1": "maximum",
+        "up 0|1 ; min 0+1": "minimum",
+        "up 0|1|2": "clamp",
+        "up 0|1": "clamp_min clamp_max",
+    }
+)
 
 
 def _tensor_arguments(call: Call) -> list[int]:
@@ -141,38 +131,22 @@ _WRITERS: dict[str, RuleFunction] = {
     "rsub": _sum("down"),
 }
 
-# Elementwise, but torch does not tag them so: what passes, by the full name of the op.
-_COPIES = """
-aten.alias.default aten.clone.default aten.detach.default aten.lift_fresh.default
-aten.positive.default
-"""
-
-_LIKE = """
-aten.empty_like.default aten.fill.Scalar aten.fill_.Scalar aten.full_like.default aten.ones_like.default
-"""
-
-_CONJUGATES = "aten._conj.default aten._neg_view.default aten.resolve_conj.default aten.resolve_neg.default"
-
-_UNTAGGED = {
-    "aten.complex.default": "lin 0+1",
-    "aten.elu_backward.default": "lin 0",
-    "aten.floor_divide.default": "",
-    "aten.floor_divide.Scalar": "",
-    "aten.hardshrink_backward.default": "lin 0",
-    "aten.hardsigmoid_backward.default": "lin 0",
-    "aten.hardswish.default": "",
-    "aten.hardswish_backward.default": "lin 0",
-    "aten.hardtanh_backward.default": "lin 0",
-    "aten.leaky_relu_backward.default": "lin 0",
-    "aten.log_sigmoid_backward.default": "",
-    "aten.log_sigmoid_forward.default": "",
-    "aten.mish_backward.default": "lin 0",
-    "aten.polar.default": "lin 0",
-    "aten.softplus_backward.default": "lin 0",
-    "aten.softshrink_backward.default": "lin 0",
-    "aten._prelu_kernel.default": "",
-    "aten._prelu_kernel_backward.default": "lin 0",
-}
+# Elementwise, but torch does not tag them so: what passes, by the full name of the op without "aten.".
+_UNTAGGED = _by_name(
+    {
+        "": "floor_divide.default floor_divide.Scalar hardswish.default log_sigmoid_backward.default "
+        "log_sigmoid_forward.default _prelu_kernel.default",
+        "lin 0+1": "complex.default",
+        "lin 0": "elu_backward.default hardshrink_backward.default hardsigmoid_backward.default polar.default "
+        "hardswish_backward.default hardtanh_backward.default leaky_relu_backward.default mish_backward.default "
+        "softplus_backward.default softshrink_backward.default _prelu_kernel_backward.default _conj.default "
+        "_neg_view.default resolve_conj.default resolve_neg.default",
+        "pass 0": "alias.default clone.default detach.default lift_fresh.default positive.default",
+        # The old values are not read, so these are replicated even if the tensor is a Partial (as a loss's first
+        # gradient).
+        "drop 0": "empty_like.default fill.Scalar fill_.Scalar full_like.default ones_like.default",
+    }
+)
 
 
 def tagged_pointwise(op: Any) -> RuleFunction | None:
@@ -208,9 +182,7 @@ def _cast(call: Call) -> RuleSpec:
     return "... -> ..."
 
 
-register_rules(dict.fromkeys(_COPIES.split(), "... -> ... ; pass 0"))
-register_rules(dict.fromkeys(_CONJUGATES.split(), "... -> ... ; lin 0"))
-register_rules({name: _written(passes) for name, passes in _UNTAGGED.items()})
+register_rules({f"aten.{name}": _written(passes) for name, passes in _UNTAGGED.items()})
 register_rules(
     {
         "aten._to_copy.default": _cast,
@@ -223,5 +195,3 @@ register_rules(
         "aten.view_as_complex.default": "... c! -> ... ; lin 0",
     }
 )
-# The old values are not read, so these are replicated even if the tensor is a Partial (as a loss's first gradient).
-register_rules(dict.fromkeys(_LIKE.split(), "... -> ... ; drop 0"))

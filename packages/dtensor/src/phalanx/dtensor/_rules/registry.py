@@ -19,17 +19,11 @@ from phalanx.dtensor._rules.parser import Rule, parse
 
 @dataclass(frozen=True)
 class StrategyList:
-    """Strategies that are written out one by one, in the place of a rule from which they are derived.
+    """Strategies that are written out one by one, in the place of a rule from which they are derived."""
 
-    Attributes:
-        text: A rule for tensors of any rank, all whole: `*, * -> *`.
-        strategies: The strategies of one mesh dim.
-        sizes: The size of each factor that they name.
-    """
-
-    text: str
-    strategies: tuple[Strategy, ...]
-    sizes: Mapping[str, int]
+    text: str  # a rule for tensors of any rank, all whole: `*, * -> *`
+    strategies: tuple[Strategy, ...]  # of one mesh dim
+    sizes: Mapping[str, int]  # of each factor that they name
 
 
 RuleSpec = str | tuple[str, Mapping[str, int]] | StrategyList | None
@@ -89,9 +83,9 @@ class Call:
         rank = max(1, self.tensors[tensor].ndim)
         return int(self.args[index]) % rank
 
-    def dims(self, index: int, tensor: int = 0) -> list[int]:
-        """Argument `index`, dims of a tensor; all of them if it is None or empty."""
-        rank = self.tensors[tensor].ndim
+    def dims(self, index: int, rank: int | None = None) -> list[int]:
+        """Argument `index`, dims of the first tensor or of one of that rank; all of them if it is None or empty."""
+        rank = self.tensors[0].ndim if rank is None else rank
         value = self.args[index]
         if value is None or value == []:
             return list(range(rank))
@@ -100,23 +94,14 @@ class Call:
 
 @dataclass(frozen=True)
 class Match:
-    """The rule of a call.
-
-    Attributes:
-        call: The call.
-        rule: The rule as written.
-        expanded: The rule for the ranks of the call.
-        facts: Its sizes and dtypes.
-        strategies: The strategies of one mesh dim, whatever the sizes (`engine.combine` looks at those).
-        in_place: Whether the op writes into its first argument, which then keeps its placement.
-    """
+    """The rule of a call."""
 
     call: Call
-    rule: Rule
-    expanded: Expanded
-    facts: OpSizes
-    strategies: tuple[Strategy, ...]
-    in_place: bool
+    rule: Rule  # as written
+    expanded: Expanded  # the rule for the ranks of the call
+    facts: OpSizes  # sizes and dtypes
+    strategies: tuple[Strategy, ...]  # of one mesh dim, whatever the sizes (`engine.combine` looks at those)
+    in_place: bool  # whether the op writes into its first argument, which then keeps its placement
 
 
 def rule(*names: str) -> Callable[[RuleFunction], RuleFunction]:
@@ -183,16 +168,9 @@ def has_rule(op: Any) -> bool:
 def find(
     op: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None, text: str | None = None
 ) -> Match | None:
-    """The rule of a call.
+    """The rule of a call with its strategies, or None: the op has none for these arguments.
 
-    Args:
-        op: An OpOverload.
-        args: Its positional arguments, tensors as they are or as `ArgMeta`.
-        kwargs: Its keyword arguments.
-        text: A rule to take instead of the table's.
-
-    Returns:
-        The rule with its strategies, or None: the op has none for these arguments.
+    Tensors are given as they are or as `ArgMeta`; a text is a rule to take instead of the table's.
 
     Raises:
         RuleError: The text is malformed, or not for tensors of these ranks.
@@ -201,21 +179,17 @@ def find(
     if entry is None and text is None:
         return None
     call = Call(op, args, kwargs or {})
-    given: Mapping[str, int] = {}
-    written: RuleSpec = text
-    if text is None:
-        written = entry(call) if callable(entry) else entry
+    written = text or (entry(call) if callable(entry) else entry)
     if written is None:
         return None
     listed = written if isinstance(written, StrategyList) else None
     if listed is not None:
-        written, given = listed.text, listed.sizes
-    elif isinstance(written, tuple):
-        written, given = written
-    expanded = derive(written, tuple(one.ndim for one in call.tensors))
+        written = listed.text, listed.sizes
+    rule_text, given = (written, {}) if isinstance(written, str) else written  # type: ignore[misc]
+    expanded = derive(rule_text, tuple(one.ndim for one in call.tensors))
     facts = OpSizes(expanded.inputs, [one.shape for one in call.tensors], [one.dtype for one in call.tensors], given)
     strategies = expanded.strategies if listed is None else listed.strategies
     if in_place:
         # A tensor that is written into keeps its placement.
         strategies = tuple(one for one in strategies if one.outputs[0] == one.inputs[0] and not one.scale)
-    return Match(call, parse(written), expanded, facts, strategies, in_place)
+    return Match(call, parse(rule_text), expanded, facts, strategies, in_place)

@@ -1,5 +1,5 @@
 """The tables of rules: importing this module fills the registry."""
 
-from phalanx.dtensor._rules import cat_split, conv, index, linalg, matmul, nn, pointwise, reduce, view
+from phalanx.dtensor._rules import conv, index, linalg, nn, pointwise, reduce, view
 
-__all__ = ["cat_split", "conv", "index", "linalg", "matmul", "nn", "pointwise", "reduce", "view"]
+__all__ = ["conv", "index", "linalg", "nn", "pointwise", "reduce", "view"]

@@ -1,10 +1,10 @@
-"""Rules of views and of ops that move dims. How a reshape splits and merges dims follows from the sizes."""
+"""Rules of views, of ops that move dims, cat and split. How a reshape splits and merges dims follows from the sizes."""
 
 from collections.abc import Sequence
 from math import gcd, prod
 
-from phalanx.dtensor._rules.registry import Call, RuleSpec, rule
-from phalanx.dtensor._rules.rule_builder import dims, same_dims
+from phalanx.dtensor._rules.registry import Call, RuleSpec, register_rules, rule
+from phalanx.dtensor._rules.rule_builder import along, dims, joint
 from phalanx.dtensor._torch_compat import known_equal, known_to_divide, plain, surely_divides
 
 _PASS = " ; pass 0"
@@ -83,15 +83,7 @@ def _chain(left: list[int], right: list[int], factors: _Factors) -> tuple[list[s
 
 
 def reshape_rule(before: Sequence[int], after: Sequence[int]) -> tuple[str, dict[str, int]]:
-    """How the dims of a reshape are tied: `(f0 f1) -> f0 f1` for [6] -> [2, 3].
-
-    Args:
-        before: The shape that goes in.
-        after: The shape that comes out, of as many elements.
-
-    Returns:
-        The rule without clauses, and the sizes of its factors.
-    """
+    """How the dims of a reshape are tied: `(f0 f1) -> f0 f1` for [6] -> [2, 3], and the sizes of the factors."""
     factors = _Factors()
     if 0 in before:
         # Without elements dims can be tied in many ways: only equal leading ones are.
@@ -139,47 +131,25 @@ def _expand(call: Call) -> RuleSpec:
 # ---- dims in another order, dims of size 1 --------------------------------------------------------------------------
 
 
-def _ordered(rank: int, order: Sequence[int]) -> str:
+@rule("aten.permute.default", "aten.transpose.int", "aten.t.default")
+def _reordered(call: Call) -> RuleSpec:
+    rank = call.tensors[0].ndim
+    order = list(range(rank))
+    if len(call.args) == 1:
+        order.reverse()
+    elif isinstance(call[1], list):
+        order = [one % rank for one in call[1]]
+    elif rank:
+        first, second = call.dim(1), call.dim(2)
+        order[first], order[second] = order[second], order[first]
     return f"{dims(rank)} -> {' '.join(f'd{index}' for index in order)}{_PASS}"
 
 
-@rule("aten.permute.default")
-def _permute(call: Call) -> RuleSpec:
-    rank = call.tensors[0].ndim
-    return _ordered(rank, [one % rank for one in call[1]])
-
-
-@rule("aten.transpose.int")
-def _transpose(call: Call) -> RuleSpec:
-    order = list(range(call.tensors[0].ndim))
-    if order:
-        first, second = call.dim(1), call.dim(2)
-        order[first], order[second] = order[second], order[first]
-    return _ordered(len(order), order)
-
-
-@rule("aten.t.default")
-def _t(call: Call) -> RuleSpec:
-    rank = call.tensors[0].ndim
-    return _ordered(rank, list(range(rank))[::-1])
-
-
-@rule("aten.squeeze.default")
+@rule("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
 def _squeeze(call: Call) -> RuleSpec:
-    # Without dims the op looks at local sizes, which a cut may make 1: every dim that is not 1 would have to stay so.
     shape = call.tensors[0].shape
-    ones = {index for index, size in enumerate(shape) if size == 1}
-    left = dims(len(shape), whole=range(len(shape)), changed=dict.fromkeys(ones, "1"))
-    return f"{left} -> {dims(len(shape), changed=dict.fromkeys(ones, ''))}{_PASS}"
-
-
-@rule("aten.squeeze.dim", "aten.squeeze.dims")
-def _squeeze_dims(call: Call) -> RuleSpec:
-    shape = call.tensors[0].shape
-    if call[1] == []:
-        return f"{dims(len(shape))} -> {dims(len(shape))}{_PASS}"
-    asked = call.dims(1)
-    # A dim that is not 1 stays, on ranks where a cut makes it 1 too: it must be whole.
+    # A dim that is not 1 stays, on ranks where a cut makes it 1 too: it must be whole. Without dims that is any dim.
+    asked = range(len(shape)) if len(call.args) == 1 else [] if call[1] == [] else call.dims(1)
     ones = {index for index in asked if index < len(shape) and shape[index] == 1}
     left = dims(len(shape), whole=set(asked) - ones, changed=dict.fromkeys(ones, "1"))
     return f"{left} -> {dims(len(shape), changed=dict.fromkeys(ones, ''))}{_PASS}"
@@ -188,124 +158,66 @@ def _squeeze_dims(call: Call) -> RuleSpec:
 @rule("aten.unsqueeze.default")
 def _unsqueeze(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
-    words = [f"d{index}" for index in range(rank)]
+    words = dims(rank).split()
     words.insert(call[1] % (rank + 1), "1")
     return f"{dims(rank)} -> {' '.join(words)}{_PASS}"
 
 
 # ---- parts of dims --------------------------------------------------------------------------------------------------
 
+register_rules(
+    {
+        "aten.select.int": along(1, "[x!] -> [] ; pass 0"),
+        "aten.slice_scatter.default": along(2, "[x!], [i!] -> [x] ; pass 0+1"),
+        "aten.select_scatter.default": along(2, "[x!], [] -> [x] ; pass 0+1"),
+        "aten.diagonal.default": along((2, 3), "[x!] -> [] o! ; pass 0"),
+        "aten.unfold.default": along(1, "[x!] -> [o!] w! ; pass 0", scalars=False),
+        # (grad_output, input_sizes, dim, ...)
+        "aten.select_backward.default": along(2, "[] -> [x!] ; lin 0 ; size 1", sizes=1),
+        "aten.slice_backward.default": along(2, "[i!] -> [x!] ; lin 0 ; size 1", sizes=1),
+        "aten.diagonal_backward.default": along((3, 4), "[] i! -> [x!] ; lin 0 ; size 1", sizes=1),
+        "aten.unfold_backward.default": along(2, "[o!] w! -> [x!] ; lin 0 ; size 1", sizes=1, scalars=False),
+        # Without dims the tensor is rolled as if it were flat.
+        "aten.roll.default": along(2, "[x!] -> [x] ; pass 0"),
+        "aten.glu.default": along(1, "[i!] -> [o!]"),
+        "aten.glu_backward.default": along(2, "[o!], [i!] -> [i] ; lin 0", tensor=1),
+        "aten.tril.default": "... a! b! -> ... a b ; lin 0",
+        "aten.triu.default": "... a! b! -> ... a b ; lin 0",
+    }
+)
+
 
 @rule("aten.slice.Tensor")
 def _slice(call: Call) -> RuleSpec:
-    rank, dim = call.tensors[0].ndim, call.dim(1)
-    size = call.tensors[0].shape[dim]
+    size = call.tensors[0].shape[call.dim(1)]
     start, end, step = call[2] or 0, call[3], call[4]
     if step == 1 and (start == 0 or start <= -size) and (end is None or end >= size):
-        return f"{dims(rank)} -> {dims(rank)}{_PASS}"
-    return f"{dims(rank, {dim})} -> {dims(rank, changed={dim: 'o!'})}{_PASS}"
-
-
-@rule("aten.select.int")
-def _select(call: Call) -> RuleSpec:
-    rank, dim = call.tensors[0].ndim, call.dim(1)
-    return f"{dims(rank, {dim})} -> {dims(rank, changed={dim: ''})}{_PASS}"
-
-
-@rule("aten.select_backward.default")
-def _select_backward(call: Call) -> RuleSpec:
-    # (grad_output, input_sizes, dim, index)
-    rank = len(call[1])
-    dim = call[2] % rank
-    return f"{dims(rank, changed={dim: ''})} -> {dims(rank, {dim})} ; lin 0 ; size 1"
-
-
-@rule("aten.slice_backward.default")
-def _slice_backward(call: Call) -> RuleSpec:
-    # (grad_output, input_sizes, dim, start, end, step)
-    rank = len(call[1])
-    dim = call[2] % rank
-    return f"{dims(rank, changed={dim: 'i!'})} -> {dims(rank, {dim})} ; lin 0 ; size 1"
-
-
-@rule("aten.diagonal_backward.default")
-def _diagonal_backward(call: Call) -> RuleSpec:
-    # (grad_output, input_sizes, offset, dim1, dim2)
-    rank = len(call[1])
-    pair = {call[3] % rank, call[4] % rank}
-    left = f"{dims(rank, changed=dict.fromkeys(pair, ''))} i!"
-    return f"{left} -> {dims(rank, pair)} ; lin 0 ; size 1"
-
-
-@rule("aten.slice_scatter.default")
-def _slice_scatter(call: Call) -> RuleSpec:
-    rank, dim = call.tensors[0].ndim, call.dim(2)
-    return f"{dims(rank, {dim})}, {dims(rank, changed={dim: 'i!'})} -> {dims(rank)} ; pass 0+1"
-
-
-@rule("aten.select_scatter.default")
-def _select_scatter(call: Call) -> RuleSpec:
-    rank, dim = call.tensors[0].ndim, call.dim(2)
-    return f"{dims(rank, {dim})}, {dims(rank, changed={dim: ''})} -> {dims(rank)} ; pass 0+1"
-
-
-@rule("aten.diagonal.default")
-def _diagonal(call: Call) -> RuleSpec:
-    rank = call.tensors[0].ndim
-    pair = {call.dim(2), call.dim(3)}
-    return f"{dims(rank, pair)} -> {dims(rank, changed=dict.fromkeys(pair, ''))} o!{_PASS}"
+        return along(1, "[x] -> [x] ; pass 0")(call)
+    return along(1, "[x!] -> [o!] ; pass 0")(call)
 
 
 @rule("aten.diag_embed.default")
 def _diag_embed(call: Call) -> RuleSpec:
     # The last dim becomes the two dims dim1 and dim2 of the output.
     rank = call.tensors[0].ndim
-    pair = sorted((call[2] % (rank + 1), call[3] % (rank + 1)))
-    words = [f"d{index}" for index in range(rank - 1)]
-    for index in pair:
+    words = dims(rank - 1).split()
+    for index in sorted((call[2] % (rank + 1), call[3] % (rank + 1))):
         words.insert(index, f"o{index}!")
     return f"{dims(rank, {rank - 1})} -> {' '.join(words)} ; lin 0"
 
 
-@rule("aten.unfold.default")
-def _unfold(call: Call) -> RuleSpec:
-    rank = call.tensors[0].ndim
-    if not rank:
-        return None
-    dim = call.dim(1)
-    return f"{dims(rank, {dim})} -> {dims(rank, changed={dim: 'o!'})} w!{_PASS}"
-
-
-@rule("aten.unfold_backward.default")
-def _unfold_backward(call: Call) -> RuleSpec:
-    # (grad_in, input_sizes, dim, size, step)
-    rank = len(call[1])
-    if not rank:
-        return None
-    dim = call[2] % rank
-    return f"{dims(rank, changed={dim: 'o!'})} w! -> {dims(rank, {dim})} ; lin 0 ; size 1"
-
-
-@rule("aten.roll.default")
-def _roll(call: Call) -> RuleSpec:
-    # Without dims the tensor is rolled as if it were flat.
-    return same_dims(call.tensors[0].ndim, call.dims(2), 1) + _PASS
-
-
 @rule("aten.flip.default")
 def _flip(call: Call) -> RuleSpec:
-    rank = call.tensors[0].ndim
-    return same_dims(rank, {one % max(1, rank) for one in call[1]}, 1) + _PASS
+    return along(1, "[x!] -> [x] ; pass 0")(call) if call[1] else "... -> ... ; pass 0"
 
 
 @rule("aten.rot90.default")
 def _rotated(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     first, second = (one % rank for one in call[2])
-    if call[1] % 2 == 0:
-        return same_dims(rank, {first, second}, 1) + _PASS
-    words = [f"d{index}" for index in range(rank)]
-    words[first], words[second] = words[second], words[first]
+    words = dims(rank).split()
+    if call[1] % 2:
+        words[first], words[second] = words[second], words[first]
     return f"{dims(rank, {first, second})} -> {' '.join(words)}{_PASS}"
 
 
@@ -319,11 +231,6 @@ def _repeat(call: Call) -> RuleSpec:
     return f"{dims(rank, repeated)} -> {' '.join(right)}{_PASS}"
 
 
-@rule("aten.tril.default", "aten.triu.default")
-def _triangle(call: Call) -> RuleSpec:
-    return "... a! b! -> ... a b ; lin 0"
-
-
 @rule("aten.constant_pad_nd.default")
 def _pad(call: Call) -> RuleSpec:
     rank, pad = call.tensors[0].ndim, call[1]
@@ -331,3 +238,62 @@ def _pad(call: Call) -> RuleSpec:
     right = dims(rank, changed={index: f"o{index}!" for index in padded})
     # Padded with anything but zero, each term of a sum would add it.
     return f"{dims(rank, padded)} -> {right} ; {'lin' if call[2] == 0 else 'up'} 0"
+
+
+# ---- lists of tensors: the texts are as long as the lists ------------------------------------------------------------
+
+
+@rule("aten.cat.default")
+def _cat(call: Call) -> RuleSpec:
+    ranks = {one.ndim for one in call.tensors if one.shape != (0,)}
+    if len(ranks) > 1 or not call.tensors:
+        return None
+    rank = ranks.pop() if ranks else 1
+    dim = call[1] % max(1, rank)
+    words: list[str] = []
+    for index, one in enumerate(call.tensors):
+        # torch lets a tensor of shape [0] stand among others of more dims, and leaves it out.
+        words.append("e!" if one.ndim != rank else dims(rank, changed={dim: f"c{index}!"}))
+    passes = joint("pass", len(words)) if "e!" not in words else ""
+    return f"{', '.join(words)} -> {dims(rank, changed={dim: 'o!'})}{passes}"
+
+
+@rule("aten.stack.default")
+def _stack(call: Call) -> RuleSpec:
+    rank, count = call.tensors[0].ndim, len(call.tensors)
+    words = dims(rank).split()
+    words.insert(call[1] % (rank + 1), "o!")
+    return f"{', '.join([dims(rank)] * count)} -> {' '.join(words)}{joint('pass', count)}"
+
+
+def _pieces(call: Call, dim: int, count: int, keepdim: bool) -> str:
+    rank = call.tensors[0].ndim
+    piece = dims(rank, changed={dim: "o!" if keepdim else ""})
+    return f"{dims(rank, {dim})} -> {', '.join([piece] * count)} ; pass 0"
+
+
+@rule("aten.split.Tensor", "aten.unsafe_split.Tensor")
+def _split(call: Call) -> RuleSpec:
+    dim = call.dim(2)
+    size = call.tensors[0].shape[dim]
+    return _pieces(call, dim, max(1, -(-size // call[1])) if call[1] else 1, True)
+
+
+@rule("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default", "aten.split_with_sizes_copy.default")
+def _split_with_sizes(call: Call) -> RuleSpec:
+    return _pieces(call, call.dim(2), len(call[1]), True) if call[1] else None
+
+
+@rule("aten.unbind.int")
+def _unbind(call: Call) -> RuleSpec:
+    dim = call.dim(1)
+    count = call.tensors[0].shape[dim]
+    return _pieces(call, dim, count, False) if count else None
+
+
+@rule("aten.chunk.default")
+def _chunk(call: Call) -> RuleSpec:
+    dim = call.dim(2)
+    size = call.tensors[0].shape[dim]
+    step = -(-size // call[1])
+    return _pieces(call, dim, -(-size // step) if step else call[1], True)

@@ -77,8 +77,6 @@ class ModuleTracker:
         self._handles = []
         self._forward = []
 
-    # ---- hooks -------------------------------------------------------------------------------------------------------
-
     def _begin(self, module: nn.Module, inputs: Any) -> None:
         name = self._name_of(module)
         parents = tuple(reversed(self._forward))

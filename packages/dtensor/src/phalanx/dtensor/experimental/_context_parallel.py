@@ -17,18 +17,11 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from phalanx.dtensor import _layout
+from phalanx.dtensor import _layout, _torch_compat
 from phalanx.dtensor._algorithms.ring_attention import SEQUENCE, Ring, ring_attention, ring_attention_backward
 from phalanx.dtensor._layout import Runs
 from phalanx.dtensor._mesh import coordinate_of, describe
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import (
-    add_gradient,
-    enclosing_checkpoints,
-    group_named,
-    keep_as_recomputed,
-    op_library,
-)
 from phalanx.dtensor.experimental._func_map import global_from_shards
 from phalanx.dtensor.placement_types import Shard
 
@@ -194,7 +187,7 @@ class _Context:
         finally:
             self.parts = parts
             for (buffer, part), whole in zip(parts, wholes, strict=True):
-                keep_as_recomputed(holder, buffer, part.detach())
+                _torch_compat.keep_as_recomputed(holder, buffer, part.detach())
                 buffer.data = whole
                 # An autograd graph that has saved the buffer itself is told that its values have changed.
                 torch.autograd.graph.increment_version(buffer)
@@ -228,7 +221,7 @@ def _survive_checkpoints() -> None:
     if not _contexts.active:
         return
     context = _contexts.active[-1]
-    for holder, name in enclosing_checkpoints():
+    for holder, name in _torch_compat.enclosing_checkpoints():
         function = getattr(holder, name)
         if not (isinstance(function, _Again) and function.context is context):
             setattr(holder, name, _Again(context, holder, function))
@@ -310,22 +303,15 @@ def _as_four(tensor: torch.Tensor) -> torch.Tensor:
 
 def _ring(ranks: Sequence[int], place: int, group: str, lengths: Sequence[int]) -> Ring:
     queries, keys = (tuple(head_and_tail(length, len(ranks), each) for each in range(len(ranks))) for length in lengths)
-    return Ring(tuple(ranks), place, group_named(group) if group else None, queries, keys)
+    return Ring(tuple(ranks), place, _torch_compat.group_named(group) if group else None, queries, keys)
 
 
 def _forward_kernel(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    ranks: Sequence[int],
-    place: int,
-    group: str,
-    lengths: Sequence[int],
-    causal: bool,
-    scale: float | None,
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *given: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    *ring, causal, scale = given
     _survive_checkpoints()
-    return ring_attention(query, key, value, _ring(ranks, place, group, lengths), causal, scale)
+    return ring_attention(query, key, value, _ring(*ring), causal, scale)
 
 
 def _forward_fake(
@@ -342,15 +328,12 @@ def _backward_kernel(
     value: torch.Tensor,
     output: torch.Tensor,
     total: torch.Tensor,
-    ranks: Sequence[int],
-    place: int,
-    group: str,
-    lengths: Sequence[int],
-    causal: bool,
-    scale: float | None,
+    *given: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    ring = _ring(ranks, place, group, lengths)
-    of_query, of_key, of_value = ring_attention_backward(grad, query, key, value, output, total, ring, causal, scale)
+    *ring, causal, scale = given
+    of_query, of_key, of_value = ring_attention_backward(
+        grad, query, key, value, output, total, _ring(*ring), causal, scale
+    )
     # They may be views of one tensor, which results of an op are not to be.
     return of_query, of_key.clone(), of_value.clone()
 
@@ -364,21 +347,11 @@ def _backward_fake(
 _TENSORS = "Tensor query, Tensor key, Tensor value"
 _GIVEN = "int[] ranks, int place, str group, SymInt[] lengths, bool causal, float? scale"
 _BACKWARD = f"(Tensor grad, {_TENSORS}, Tensor output, Tensor total, {_GIVEN}) -> (Tensor, Tensor, Tensor)"
-_library = op_library(
+_library = _torch_compat.op_library(
     "phalanx_dtensor",
     (
-        (
-            f"ring_attention({_TENSORS}, {_GIVEN}) -> (Tensor, Tensor)",
-            _forward_kernel,
-            _forward_fake,
-            (),
-        ),
-        (
-            f"ring_attention_backward{_BACKWARD}",
-            _backward_kernel,
-            _backward_fake,
-            (),
-        ),
+        (f"ring_attention({_TENSORS}, {_GIVEN}) -> (Tensor, Tensor)", _forward_kernel, _forward_fake, ()),
+        (f"ring_attention_backward{_BACKWARD}", _backward_kernel, _backward_fake, ()),
     ),
 )
 
@@ -402,8 +375,8 @@ def _no_gradients(ctx: Any, *grads: Any) -> Any:
     )
 
 
-add_gradient("phalanx_dtensor::ring_attention", _gradients, _save, _library)
-add_gradient("phalanx_dtensor::ring_attention_backward", _no_gradients, None, _library)
+_torch_compat.add_gradient("phalanx_dtensor::ring_attention", _gradients, _save, _library)
+_torch_compat.add_gradient("phalanx_dtensor::ring_attention_backward", _no_gradients, None, _library)
 
 
 # ---- whole again -----------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ conversion, and so the reduction of its gradient (see `_input_cache`).
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
@@ -37,6 +37,10 @@ class ParallelStyle(ABC):
     """
 
     src_data_rank: int | None = 0
+    _shown: ClassVar[tuple[str, ...]] = ()  # the attributes that repr shows
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in self._shown)})"
 
     @abstractmethod
     def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
@@ -74,6 +78,7 @@ class _LinearStyle(ParallelStyle):
     """The common part of ColwiseParallel and RowwiseParallel."""
 
     desired_input_layouts: Layouts
+    _shown = ("input_layouts", "output_layouts", "use_local_output")
 
     def __init__(self, input_layouts: Layouts, output_layouts: Layouts, use_local_output: bool) -> None:
         self.input_layouts = input_layouts
@@ -109,12 +114,6 @@ class _LinearStyle(ParallelStyle):
     @abstractmethod
     def _partition(self, name: str, module: nn.Module, mesh: Mesh) -> None:
         """Make the module's parameters DTensors."""
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(input_layouts={self.input_layouts}, output_layouts={self.output_layouts}, "
-            f"use_local_output={self.use_local_output})"
-        )
 
 
 class ColwiseParallel(_LinearStyle):
@@ -266,7 +265,48 @@ def _same_length(style: str, first: str, second: str, a: Any, b: Any) -> None:
         )
 
 
-class PrepareModuleInput(ParallelStyle):
+class _ConvertingStyle(ParallelStyle):
+    """The common part of PrepareModuleInput and PrepareModuleOutput."""
+
+    use_local_output: bool
+    _word: ClassVar[str]  # "input" or "output"
+
+    def _check_count(self, values: tuple[Any, ...], layouts: Entries, what: str) -> None:
+        if len(values) != len(layouts):
+            raise ValueError(
+                f"{type(self).__name__}: {self._word}_layouts must have one entry for each {what} of the module: there "
+                f"are {len(layouts)} for {len(values)} {self._word}s; write None for one to leave as it is"
+            )
+
+    def _one(
+        self,
+        which: int | str,
+        value: Any,
+        given: AnyPlacement | None,
+        wanted: AnyPlacement | None,
+        mesh: Mesh,
+        done: _Made,
+    ) -> Any:
+        if given is None:
+            return value
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{type(self).__name__}: {self._word} {which!r} must be a tensor, not {type(value).__name__}: write "
+                "None in the place of its layout"
+            )
+        # Inputs of one call that are one tensor (the query, key and value of an attention) are converted once.
+        layouts = (given, wanted)
+        for one, how, known in () if torch.compiler.is_compiling() else done:
+            if one is value and how == layouts:
+                return known.to_local() if self.use_local_output else known
+        made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
+        if wanted is not None:
+            made = redistributed(made, (wanted,))
+        done.append((value, layouts, made))
+        return made.to_local() if self.use_local_output else made
+
+
+class PrepareModuleInput(_ConvertingStyle):
     """Convert the inputs of a module to DTensors of the desired placements.
 
     Args:
@@ -283,6 +323,15 @@ class PrepareModuleInput(ParallelStyle):
 
     Source: torch.distributed.tensor.parallel.PrepareModuleInput.
     """
+
+    _word = "input"
+    _shown = (
+        "input_layouts",
+        "desired_input_layouts",
+        "input_kwarg_layouts",
+        "desired_input_kwarg_layouts",
+        "use_local_output",
+    )
 
     def __init__(
         self,
@@ -326,11 +375,7 @@ class PrepareModuleInput(ParallelStyle):
         if self.input_layouts is None or self.desired_input_layouts is None:
             return inputs
         given = inputs if isinstance(inputs, tuple) else (inputs,)
-        if len(given) != len(self.input_layouts):
-            raise ValueError(
-                f"{type(self).__name__}: input_layouts must have one entry for each positional input of the module: "
-                f"there are {len(self.input_layouts)} for {len(given)} inputs; write None for one to leave as it is"
-            )
+        self._check_count(given, self.input_layouts, "positional input")
         parts = zip(given, self.input_layouts, self.desired_input_layouts, strict=True)
         return tuple(self._one(index, *part, mesh, made) for index, part in enumerate(parts))
 
@@ -342,46 +387,12 @@ class PrepareModuleInput(ParallelStyle):
             for name, value in named.items()
         }
 
-    def _one(
-        self,
-        which: int | str,
-        value: Any,
-        given: AnyPlacement | None,
-        wanted: AnyPlacement | None,
-        mesh: Mesh,
-        done: _Made,
-    ) -> Any:
-        if given is None:
-            return value
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"{type(self).__name__}: input {which!r} must be a tensor, not {type(value).__name__}: write None "
-                "in the place of its layout"
-            )
-        # Inputs of one call that are one tensor (the query, key and value of an attention) are converted once.
-        layouts = (given, wanted)
-        for one, how, known in () if torch.compiler.is_compiling() else done:
-            if one is value and how == layouts:
-                return known.to_local() if self.use_local_output else known
-        made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
-        if wanted is not None:
-            made = redistributed(made, (wanted,))
-        done.append((value, layouts, made))
-        return made.to_local() if self.use_local_output else made
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(input_layouts={self.input_layouts}, "
-            f"desired_input_layouts={self.desired_input_layouts}, input_kwarg_layouts={self.input_kwarg_layouts}, "
-            f"desired_input_kwarg_layouts={self.desired_input_kwarg_layouts}, use_local_output={self.use_local_output})"
-        )
-
 
 def _named(who: str, given: Mapping[str, Placement] | None) -> dict[str, AnyPlacement | None]:
     return {name: _entries(who, f"the layout of {name!r}", (one,))[0] for name, one in (given or {}).items()}
 
 
-class PrepareModuleOutput(ParallelStyle):
+class PrepareModuleOutput(_ConvertingStyle):
     """Redistribute the outputs of a module to the desired placements.
 
     Args:
@@ -397,6 +408,9 @@ class PrepareModuleOutput(ParallelStyle):
     Source: torch.distributed.tensor.parallel.PrepareModuleOutput.
     """
 
+    _word = "output"
+    _shown = ("output_layouts", "desired_output_layouts", "use_local_output")
+
     def __init__(self, *, output_layouts: Given, desired_output_layouts: Given, use_local_output: bool = True) -> None:
         who = type(self).__name__
         self.output_layouts = _entries(who, "output_layouts", output_layouts)
@@ -410,33 +424,10 @@ class PrepareModuleOutput(ParallelStyle):
 
     def _prepared(self, outputs: Any, mesh: Mesh) -> Any:
         given = outputs if isinstance(outputs, tuple) else (outputs,)
-        if len(given) != len(self.output_layouts):
-            raise ValueError(
-                f"{type(self).__name__}: output_layouts must have one entry for each output of the module: there are "
-                f"{len(self.output_layouts)} for {len(given)} outputs; write None for one to leave as it is"
-            )
+        self._check_count(given, self.output_layouts, "output")
         parts = zip(given, self.output_layouts, self.desired_output_layouts, strict=True)
-        done = tuple(self._one(index, *part, mesh) for index, part in enumerate(parts))
+        done = tuple(self._one(index, *part, mesh, []) for index, part in enumerate(parts))
         return done[0] if len(done) == 1 else done
-
-    def _one(self, which: int, value: Any, given: AnyPlacement | None, wanted: AnyPlacement | None, mesh: Mesh) -> Any:
-        if given is None:
-            return value
-        if not isinstance(value, torch.Tensor):
-            raise TypeError(
-                f"{type(self).__name__}: output {which} must be a tensor, not {type(value).__name__}: write None "
-                "in the place of its layout"
-            )
-        made = value if isinstance(value, DTensor) else DTensor.from_local(value, mesh, (given,))
-        if wanted is not None:
-            made = redistributed(made, (wanted,))
-        return made.to_local() if self.use_local_output else made
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}(output_layouts={self.output_layouts}, "
-            f"desired_output_layouts={self.desired_output_layouts}, use_local_output={self.use_local_output})"
-        )
 
 
 class PrepareModuleInputOutput(ParallelStyle):
