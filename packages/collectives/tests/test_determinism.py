@@ -1,6 +1,7 @@
 """What the bits of a reduction depend on, and what they do not: the claims of docs/explanation/determinism.md."""
 
 import functools
+import hashlib
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ import torch.distributed as dist
 
 import phalanx.collectives as pc
 from c10d_groups import join, needs_ucx, run_groups
+from phalanx.collectives import c10d
+from phalanx.core import InvalidArgumentError
 
 SIZE = 3
 COUNT = 70_000  # float32: several chunks of the pipeline, and an odd rest
@@ -168,3 +171,119 @@ def test_sums_of_several_hosts_are_grouped_by_host():
         environments = [{"PHALANX_HOST_ID": str(host)} for host in hosts]
         results.append(run_groups(on_hosts, 4, hosts, env=environments)[0])
     assert not same(*results)
+
+
+# ---- in the order of the ranks on several hosts too
+
+ONE_HOST = (7, 7, 7, 7)
+LAYOUTS = {"2 and 2": (7, 7, 8, 8), "1 and 3": (7, 8, 8, 8), "3 and 1": (7, 7, 7, 8), "interleaved": (7, 8, 7, 8)}
+COUNTS = [1, 7, 1001, 300_000]  # of float32 up to more than 1 MiB
+DTYPES_OF_SUMS = [*DTYPES, torch.float64, torch.complex64, torch.int32]
+OPS = [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX]
+
+
+def reductions(x, group, op, rank):
+    """What each collective that reduces leaves on this rank, by its name."""
+    n, count = SIZE + 1, x.numel()
+    dist.all_reduce(summed := x.clone(), op, group)
+    yield "all_reduce", summed
+    dist.reduce(reduced := x.clone(), 2, op, group)
+    if rank == 2:
+        yield "reduce", reduced
+    work = dist.all_reduce(started := x.clone(), op, group, async_op=True)
+    work.wait()
+    yield "all_reduce that was started", started
+    with dist._coalescing_manager(group=group):
+        dist.all_reduce(first := x[: count // 2].clone(), op, group)
+        dist.all_reduce(second := x[count // 2 :].clone(), op, group)
+    yield "coalesced", torch.cat([first, second])
+    each = count // n
+    if each:
+        dist.reduce_scatter_tensor(part := x.new_empty(each), x[: n * each].contiguous(), op, group)
+        yield "reduce_scatter_tensor", part
+    uneven = list(x.split([count // 5, 2 * (count // 5), 0, count - 3 * (count // 5)]))
+    dist.reduce_scatter(own := torch.empty_like(uneven[rank]), uneven, op, group)
+    yield "reduce_scatter", own
+
+
+def core_reductions(x, group, rank):
+    """The same of the core, for what torch.distributed lacks."""
+    core, dtype = pc.core_group(group), str(x.dtype).removeprefix("torch.")
+    scaled = x.clone()
+    core.all_reduce(x.data_ptr(), scaled.data_ptr(), x.numel(), dtype, op="premul_sum", scale=0.3)
+    yield "premul_sum", scaled
+    counts = [x.numel() - 3 * (x.numel() // 7), *[x.numel() // 7] * 3]
+    part = x.new_empty(counts[rank])
+    core.reduce_scatter_v(x.data_ptr(), part.data_ptr(), counts, dtype)
+    yield "reduce_scatter_v", part
+
+
+def bits_of_all(rank, size, order):
+    """A hash of the bits of every result; and, as "hosts", those of a group that adds up host by host."""
+    join(rank, size, 120, options=None if order is None else c10d.Options(order))
+    by_hosts = dist.new_group(pg_options=c10d.Options("hosts"))
+    assert pc.core_group(by_hosts).reduction_order == "hosts"
+    assert pc.core_group(dist.group.WORLD).reduction_order == "ranks"
+    found = {"ranks": {}, "hosts": {}}
+    for name, group in ("ranks", dist.group.WORLD), ("hosts", by_hosts):
+        for dtype in DTYPES_OF_SUMS:
+            own = wide(dtype, rank)
+            for count in COUNTS if name == "ranks" else COUNTS[2:3]:
+                for op in OPS:
+                    if op == dist.ReduceOp.MAX and dtype.is_complex:
+                        continue
+                    for what, result in reductions(own[:count], group, op, rank):
+                        found[name][what, str(op), dtype, count] = digest(result)
+                if dtype.is_floating_point:
+                    for what, result in core_reductions(own[:count], group, rank):
+                        found[name][what, dtype, count] = digest(result)
+    dist.destroy_process_group()
+    return found
+
+
+@functools.cache
+def wide(dtype, rank):
+    made = parts(torch.float32, SIZE + 1, COUNTS[-1])[rank]
+    if dtype.is_complex:
+        return torch.complex(made, made.flip(0))
+    return made.to(dtype)
+
+
+def digest(tensor):
+    return hashlib.sha256(bits(torch.view_as_real(tensor) if tensor.is_complex() else tensor).numpy()).hexdigest()
+
+
+@functools.cache
+def bits_on(layout, order):
+    of_each = [{"PHALANX_HOST_ID": str(host)} for host in layout]
+    if order is None:
+        of_each = [{**each, "PHALANX_REDUCTION_ORDER": "ranks"} for each in of_each]
+    return run_groups(bits_of_all, SIZE + 1, order, env=of_each, timeout=280)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_in_the_order_of_the_ranks_every_layout_of_hosts_has_the_bits_of_one_host(layout):
+    needs_ucx()
+    by = "ranks" if layout in ("2 and 2", "1 and 3") else None  # None: by the environment variable
+    expected, found = bits_on(ONE_HOST, "ranks"), bits_on(LAYOUTS[layout], by)
+    for rank in range(SIZE + 1):
+        assert found[rank]["ranks"] == expected[rank]["ranks"]
+    assert len(expected[0]["ranks"]) > 400
+    # Without the option the bits are others, for every dtype of floats.
+    others = [set(expected[rank]["hosts"].items()) - set(found[rank]["hosts"].items()) for rank in range(SIZE + 1)]
+    differ = {part for each in others for key, _ in each for part in key if isinstance(part, torch.dtype)}
+    alone = {torch.float32, torch.float64, torch.complex64} if layout == "3 and 1" else set()  # (0 + 1 + 2) + 3
+    assert differ >= set(DTYPES_OF_SUMS) - alone - {torch.int32}
+    assert torch.int32 not in differ
+
+
+def join_in_another_order(rank, size):
+    with pytest.raises(InvalidArgumentError, match="reduction_order is 'host'; expected 'hosts', 'ranks' or None"):
+        c10d.Options("host")
+    with pytest.raises(dist.DistBackendError, match="rank 2 .*'ranks'|rank . asks for .*'ranks'|for 'ranks'"):
+        join(rank, size, options=c10d.Options("ranks" if rank == 2 else "hosts"))
+
+
+def test_an_order_that_ranks_do_not_share_is_refused_on_every_rank():
+    needs_ucx()
+    run_groups(join_in_another_order, 3, env=[{"PHALANX_HOST_ID": str(host)} for host in (7, 8, 8)])
