@@ -38,7 +38,6 @@ from phalanx.core.store import Store
 from phalanx.core.uncopied import Uncopied
 from phalanx.core.work import MaybeWork, OrphanedWorks, Work
 
-
 REDUCTION_ORDERS = ("hosts", "ranks")  # PHX_REDUCTION_ORDER_HOSTS and PHX_REDUCTION_ORDER_RANKS, less 1
 
 

@@ -107,7 +107,7 @@ def process_group(
     rank: int,
     size: int,
     timeout: timedelta = timedelta(minutes=30),
-    options: Options = Options(),
+    options: Options | None = None,
 ) -> dist.ProcessGroup:
     """A process group that belongs to no default group, for managers that make and drop groups as ranks come and go.
 
@@ -119,7 +119,7 @@ def process_group(
         rank: Of the caller, from 0.
         size: How many ranks there are.
         timeout: Of collectives and messages.
-        options: Of the backend.
+        options: Of the backend; None is `Options()`.
 
     Raises:
         InvalidArgumentError: The rank is not in the group, or the timeout is negative.
@@ -130,7 +130,7 @@ def process_group(
         >>> own.allreduce([torch.ones(2)]).wait()
         True
     """
-    return _make.by_hand(store, rank, size, timeout, options)
+    return _make.by_hand(store, rank, size, timeout, options or Options())
 
 
 def set_symmetric_memory(memory: SymmetricMemory) -> None:

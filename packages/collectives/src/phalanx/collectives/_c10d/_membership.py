@@ -180,7 +180,9 @@ class Membership:
     ) -> Roster:
         """The ranks of a new group of the core, once they have met."""
         before = _registry.connections.get(key or name)
-        connection = Connection(name, ranks, position, Facts(store, self._timeout_ms, True, self._options), key, changed=True)
+        connection = Connection(
+            name, ranks, position, Facts(store, self._timeout_ms, True, self._options), key, changed=True
+        )
         try:
             connection.group(timeout_ms)
         except BaseException as error:
