@@ -23,12 +23,17 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 @functools.cache
 def parts(dtype, size=SIZE, count=COUNT):
-    """The input of each rank: numbers of very different magnitudes, so that every other order rounds otherwise."""
+    """The input of each rank: numbers of very different magnitudes, so that every other order rounds otherwise.
+
+    Half of them are taken away again by the second next rank, so that what was rounded shows in floats of 16 bits too.
+    """
     made = []
     for rank in range(size):
         numbers = np.random.default_rng(rank)
-        values = numbers.standard_normal(count) * 10.0 ** numbers.uniform(-3, 3, count)
+        values = numbers.standard_normal(count) * 10.0 ** numbers.uniform(-5, 4, count)
         made.append(torch.from_numpy(values.astype(np.float32)).to(dtype))
+        if rank >= 2:
+            made[rank][::2] = -made[rank - 2][::2]
     return made
 
 
