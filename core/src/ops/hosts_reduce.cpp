@@ -39,8 +39,8 @@ class RailSum {
                         root_host >= 0 ? bytes : std::max(shared_from(), bytes / hosts.count() + 2 * kLine))),
         memory_(net, own_bytes_ + bytes_ * reduction.before(hosts.count())) {}
 
-  // Where what this host gives may lie, and the result in the same memory. When a share is added up, the addends of this
-  // host for it begin exactly where the result of the share goes, or lie behind its end.
+  // Where what this host gives may lie, and the result in the same memory. When a share is added up, the addends of
+  // this host for it begin exactly where the result of the share goes, or lie behind its end.
   char *own() const { return memory_.data(); }
   // The next part.
   void set(size_t count, size_t item) {
