@@ -54,7 +54,7 @@ PHX_FROZEN(offsetof(phx_error_info, operation) == 32);
 PHX_FROZEN(offsetof(phx_error_info, group) == 40);
 PHX_FROZEN(offsetof(phx_error_info, text) == 48);
 
-PHX_FROZEN(sizeof(phx_group_info) == 56);
+PHX_FROZEN(sizeof(phx_group_info) == 64);
 PHX_FROZEN(offsetof(phx_group_info, struct_size) == 0);
 PHX_FROZEN(offsetof(phx_group_info, group_rank) == 4);
 PHX_FROZEN(offsetof(phx_group_info, group_size) == 8);
@@ -65,6 +65,12 @@ PHX_FROZEN(offsetof(phx_group_info, name) == 32);
 PHX_FROZEN(offsetof(phx_group_info, ranks) == 40);
 PHX_FROZEN(offsetof(phx_group_info, channels) == 48);
 PHX_FROZEN(offsetof(phx_group_info, hosts) == 52);
+PHX_FROZEN(offsetof(phx_group_info, reduction_order) == 56);
+PHX_FROZEN(offsetof(phx_group_info, reserved) == 60);
+
+PHX_FROZEN(sizeof(phx_group_options) == 8);
+PHX_FROZEN(offsetof(phx_group_options, struct_size) == 0);
+PHX_FROZEN(offsetof(phx_group_options, reduction_order) == 4);
 
 PHX_FROZEN(sizeof(phx_mem_info) == 48);
 PHX_FROZEN(offsetof(phx_mem_info, struct_size) == 0);

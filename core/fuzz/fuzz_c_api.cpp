@@ -34,7 +34,9 @@ class Caller final : public fuzz::Rank {
     const int32_t *list = lists[args_.below(5)];
     phx_group **out = groups_.out(args_);
     if (count <= 2)
-      groups_.keep(phx_group_create(world(), name, args_.one_in(16) ? nullptr : list, count, timeout_ms, out), args_);
+      groups_.keep(phx_group_create_with_options(world(), name, args_.one_in(16) ? nullptr : list, count,
+                                                 args_.structure(phx_group_options{}), timeout_ms, out),
+                   args_);
   }
 
   void call_library();

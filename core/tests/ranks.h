@@ -42,11 +42,15 @@ inline phx_world *make_world(int rank, int size, phx_store *store, const Options
   return world;
 }
 
-inline phx_group *make_group(phx_world *world, const char *name = "all") {
+inline phx_group *make_group(phx_world *world, const char *name = "all",
+                             int32_t reduction_order = PHX_REDUCTION_ORDER_DEFAULT) {
   std::vector<int32_t> all;
   for (int32_t i = 0; i < phx_world_size(world); ++i) all.push_back(i);
+  phx_group_options options = PHX_GROUP_OPTIONS_INIT;
+  options.reduction_order = reduction_order;
   phx_group *group = nullptr;
-  CHECK_OK(phx_group_create(world, name, all.data(), static_cast<int32_t>(all.size()), 0, &group));
+  CHECK_OK(
+      phx_group_create_with_options(world, name, all.data(), static_cast<int32_t>(all.size()), &options, 0, &group));
   return group;
 }
 

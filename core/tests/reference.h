@@ -60,9 +60,10 @@ inline const Bytes &elements(int rank, int32_t dtype) {
 }
 
 // The host of each rank, for programs whose ranks are on several: those of a host are reduced first, and then these
-// results in the order of the hosts.
+// results in the order of the hosts. Empty: the ranks are on one host, or the group reduces in the order of the ranks.
 inline std::vector<int> host_of;
 
+// Empty if each host has one rank: then the order is that of the ranks.
 inline Bytes reduced_by_hosts(const std::vector<int> &ranks, int32_t dtype, int32_t op) {
   std::vector<int> hosts;
   std::vector<std::vector<Bytes>> inputs;
@@ -74,6 +75,7 @@ inline Bytes reduced_by_hosts(const std::vector<int> &ranks, int32_t dtype, int3
     }
     inputs[at].push_back(elements(rank, dtype));
   }
+  if (hosts.size() == ranks.size()) return {};
   const int32_t first = op == PHX_OP_AVG ? PHX_OP_SUM : op, last = op == PHX_OP_PREMUL_SUM ? PHX_OP_SUM : op;
   std::vector<Bytes> sums;
   for (const std::vector<Bytes> &local : inputs)  // a single input is passed on as it is

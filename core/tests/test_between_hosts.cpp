@@ -29,15 +29,16 @@ ranks::Options options_of(const Shape &shape, const members::Setup &setup, Hub &
 
 // Runs `body` as every rank of a group with that shape.
 void with_hosts(const Shape &shape, const members::Setup &setup, const HubOptions &hub_options,
-                const std::function<void(const Member &, phx_world *)> &body) {
+                const std::function<void(const Member &, phx_world *)> &body,
+                int32_t order = PHX_REDUCTION_ORDER_HOSTS) {
   Hub hub(hub_options);
-  reference::host_of = shape;
+  reference::host_of = order == PHX_REDUCTION_ORDER_HOSTS ? shape : Shape();
   ranks::as_threads(
       static_cast<int>(shape.size()),
       [&](int, phx_world *world) {
         Member member;
         member.ranks = members::all_of(world);
-        member.group = ranks::make_group(world);
+        member.group = ranks::make_group(world, "all", order);
         member.self = phx_group_rank(member.group);
         if (setup.tuning.chunk_bytes != 0) CHECK_OK(phx_group_set_tuning(member.group, &setup.tuning, 0));
         std::vector<char> block(size_t{1} << 20);
@@ -57,8 +58,8 @@ void run(const Member &member, const Case &c, Part &part) {
   if (!wrong.empty()) check::failed(__FILE__, __LINE__, wrong);
 }
 
-void run_every_collective(const Shape &shape, const members::Setup &setup) {
-  with_hosts(shape, setup, {}, [&](const Member &member, phx_world *) {
+void run_every_collective(const Shape &shape, const members::Setup &setup, int32_t order = PHX_REDUCTION_ORDER_HOSTS) {
+  const auto body = [&](const Member &member, phx_world *) {
     Part part;
     Draw draw(7);
     for (int what = 0; what < collective::kWhats; ++what)
@@ -75,10 +76,12 @@ void run_every_collective(const Shape &shape, const members::Setup &setup) {
             c.count = count;
             c.root = static_cast<int>(draw.below(member.ranks.size()));
             c.seed = draw.next();
+            if (order == PHX_REDUCTION_ORDER_RANKS && !reduces(c.what)) continue;
             if (possible(c)) run(member, c, part);
           }
         }
-  });
+  };
+  with_hosts(shape, setup, {}, body, order);
 }
 
 // Waits for other ranks by other means than ours.
@@ -95,6 +98,73 @@ TEST(every_collective_and_dtype) {
   for (const Shape &shape : kShapes) run_every_collective(shape, members::kTiny);
   // With slots of the usual size much of it travels with the heads.
   for (const Shape &shape : {kShapes[0], kShapes[1], kShapes[3]}) run_every_collective(shape, members::kUsual);
+}
+
+// In the order of the ranks every spread of them over hosts gives the bits of one host.
+TEST(reductions_in_the_order_of_the_ranks) {
+  const Shape shapes[] = {{0, 0, 1, 1}, {0, 1, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1}, {0, 1, 1, 0, 2}, {0, 1}};
+  for (const Shape &shape : shapes) {
+    run_every_collective(shape, members::kTiny, PHX_REDUCTION_ORDER_RANKS);
+    run_every_collective(shape, members::kUsual, PHX_REDUCTION_ORDER_RANKS);
+    const auto large = [](const Member &member, phx_world *) {  // parts that are shared by the hosts, in many chunks
+      Part part;
+      Draw draw(3);
+      for (const What what : {What::kAllReduce, What::kReduce, What::kReduceScatter, What::kReduceScatterV})
+        for (const int32_t dtype : {PHX_DTYPE_F32, PHX_DTYPE_BF16}) {
+          Case c;
+          c.what = what;
+          c.dtype = dtype;
+          c.op = draw.one_in(2) ? PHX_OP_SUM : PHX_OP_PREMUL_SUM;
+          c.count = 260001 / (what == What::kReduceScatter || what == What::kReduceScatterV ? member.size() : 1);
+          c.root = static_cast<int>(draw.below(member.ranks.size()));
+          c.seed = draw.next();
+          run(member, c, part);
+        }
+    };
+    with_hosts(shape, members::kUsual, {}, large, PHX_REDUCTION_ORDER_RANKS);
+    // The test can fail: by hosts the bits are others, but where each host has one rank.
+    reference::host_of = shape;
+    const std::vector<int> all = [&] {
+      std::vector<int> ranks(shape.size());
+      for (size_t i = 0; i < ranks.size(); ++i) ranks[i] = static_cast<int>(i);
+      return ranks;
+    }();
+    const auto by_hosts = reference::reduced(all, PHX_DTYPE_BF16, PHX_OP_SUM);
+    reference::host_of.clear();
+    if ((by_hosts == reference::reduced(all, PHX_DTYPE_BF16, PHX_OP_SUM)) != (shape.size() == 2))
+      check::failed(__FILE__, __LINE__, "shape " + std::to_string(&shape - shapes));
+  }
+}
+
+TEST(an_order_of_reduction_that_ranks_do_not_share_is_refused_on_every_rank) {
+  for (const Shape &shape : {Shape{0, 0, 0}, Shape{0, 1, 1}}) {
+    Hub hub;
+    ranks::as_threads(
+        3,
+        [&](int rank, phx_world *world) {
+          const int32_t all[] = {0, 1, 2};
+          phx_group_options options = PHX_GROUP_OPTIONS_INIT;
+          phx_group *group = nullptr;
+          const auto create = [&] { return phx_group_create_with_options(world, "all", all, 3, &options, 0, &group); };
+          options.reduction_order = rank == 2 ? PHX_REDUCTION_ORDER_RANKS : PHX_REDUCTION_ORDER_HOSTS;
+          CHECK_FAILS(PHX_ERR_MISMATCH, "asks for the reduction order", create());
+          options.reduction_order = rank == 2 ? 3 : 2;
+          CHECK_FAILS(PHX_ERR_INVALID, "reduction_order is 3; expected one of PHX_REDUCTION_ORDER_*", create());
+          options.reduction_order = PHX_REDUCTION_ORDER_RANKS;
+          CHECK_OK(create());
+          phx_group *half = nullptr, *again = nullptr;
+          CHECK_OK(phx_group_split(group, 0, -rank, "half", 0, &half));
+          CHECK_OK(phx_group_shrink(half, nullptr, 0, &again));
+          for (phx_group *each : {group, half, again}) {
+            phx_group_info info = PHX_GROUP_INFO_INIT;
+            CHECK_OK(phx_group_get_info(each, &info));
+            CHECK(info.reduction_order == PHX_REDUCTION_ORDER_RANKS);
+            phx_group_release(each);
+          }
+        },
+        options_of(shape, members::kUsual, hub));
+    hub.check();
+  }
 }
 
 // Many calls in flight, waited for in another order on some ranks; the inputs are destroyed when they may be.

@@ -42,6 +42,13 @@ TEST(a_group_may_be_attached_by_a_store) {
   hpp::as_threads(2, [&](phalanx::World &world) {
     const auto group = world.attach("beside", world.rank(), 2, meeting);
     group.barrier();
+    CHECK(group.info().reduction_order == PHX_REDUCTION_ORDER_HOSTS);
+    phalanx::GroupOptions options;
+    options.reduction_order = PHX_REDUCTION_ORDER_RANKS;
+    const std::vector<int32_t> both = {0, 1};
+    for (const auto &ordered : {world.attach("ordered", world.rank(), 2, meeting, options), world.group("all", options),
+                                world.group("both", both, options)})
+      CHECK(ordered.info().reduction_order == PHX_REDUCTION_ORDER_RANKS);
   });
 }
 

@@ -51,6 +51,11 @@ TEST(a_field_that_this_version_does_not_know_is_refused_unless_it_is_zero) {
   const auto params = longer<phx_world_params>(PHX_WORLD_PARAMS_INIT, 1);
   phx_world *world = nullptr;
   CHECK_FAILS(PHX_ERR_INVALID, "of phx_world_params", phx_world_create(&params.known, &world));
+  const auto group_options = longer<phx_group_options>(PHX_GROUP_OPTIONS_INIT, 1);
+  phx_group *group = nullptr;
+  const int32_t self = 0;
+  CHECK_FAILS(PHX_ERR_INVALID, "of phx_group_options",
+              phx_group_create_with_options(me.world, "other", &self, 1, &group_options.known, 0, &group));
   const auto tuning = longer<phx_tuning>(PHX_TUNING_INIT, 1);
   CHECK_FAILS(PHX_ERR_INVALID, "of phx_tuning", phx_group_set_tuning(me.group, &tuning.known, 0));
   phx_store *store = nullptr;

@@ -66,6 +66,8 @@ def lie_about_geometry(liar, changes):
         ({"group_rank": -1}, "MismatchError", "rank 1 came as member -1 of 3"),
         ({"group_size": 1 << 30}, "MismatchError", "rank 1 came as member 1 of 1073741824"),
         ({"channels": 64}, "MismatchError", "rank 1 made its world with 64 channels"),
+        ({"reduction_order": 2}, "MismatchError", "rank 1 asks for the reduction order 'ranks', rank 0 for 'hosts'"),
+        ({"reduction_order": -1}, "MismatchError", "rank 1 asks for the reduction order 'unknown'"),
         ({"recorder_entries": 1 << 20}, "MismatchError", "rank 1 made its world with 1048576 recorder entries"),
     ],
     ids=str,

@@ -89,7 +89,9 @@ def run_groups(
     return run_ranks(fn, size, *args, env=told, loaded=True, **more)
 
 
-def join(rank: int, size: int, seconds: float = 30, backend: str = "phalanx", name: str = "store") -> None:
+def join(
+    rank: int, size: int, seconds: float = 30, backend: str = "phalanx", name: str = "store", options: Any = None
+) -> None:
     """Inside a rank: make the default process group."""
     import torch.distributed as dist
 
@@ -97,7 +99,14 @@ def join(rank: int, size: int, seconds: float = 30, backend: str = "phalanx", na
 
     c10d.register()
     store = f"file://{scratch() / name}"
-    dist.init_process_group(backend, init_method=store, rank=rank, world_size=size, timeout=timedelta(seconds=seconds))
+    dist.init_process_group(
+        backend,
+        init_method=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=seconds),
+        pg_options=options,
+    )
 
 
 def everybody_is_done(rank: int, ranks: Sequence[int], what: str = "all") -> None:

@@ -391,14 +391,29 @@ typedef struct phx_group_info {
   uint32_t struct_size;
   int32_t group_rank;
   int32_t group_size;
-  int32_t state;        /* PHX_GROUP_* */
-  uint64_t id;          /* the same number on all ranks of the group */
-  uint64_t sequence;    /* collectives issued by this rank on channel 0 */
-  const char *name;     /* lives as long as the group */
-  const int32_t *ranks; /* group_size global ranks; lives as long as the group */
-  uint32_t channels;    /* how many independent sequences of collectives the group has */
-  uint32_t hosts;       /* on how many hosts its ranks are; with 1, they share memory */
+  int32_t state;           /* PHX_GROUP_* */
+  uint64_t id;             /* the same number on all ranks of the group */
+  uint64_t sequence;       /* collectives issued by this rank on channel 0 */
+  const char *name;        /* lives as long as the group */
+  const int32_t *ranks;    /* group_size global ranks; lives as long as the group */
+  uint32_t channels;       /* how many independent sequences of collectives the group has */
+  uint32_t hosts;          /* on how many hosts its ranks are; with 1, they share memory */
+  int32_t reduction_order; /* PHX_REDUCTION_ORDER_HOSTS or PHX_REDUCTION_ORDER_RANKS */
+  uint32_t reserved;
 } phx_group_info;
+
+/* In which order a group on several hosts reduces each element. On one host it is always the order of the ranks. */
+enum {
+  PHX_REDUCTION_ORDER_DEFAULT = 0, /* what the environment variable PHALANX_REDUCTION_ORDER says, or else HOSTS */
+  PHX_REDUCTION_ORDER_HOSTS = 1,   /* the ranks of each host, rounded, and then these results */
+  PHX_REDUCTION_ORDER_RANKS = 2    /* all ranks, rounded once: the bits of one host, for more bytes between hosts */
+};
+
+/* How a group is made; the same on all its ranks. */
+typedef struct phx_group_options {
+  uint32_t struct_size;
+  int32_t reduction_order; /* PHX_REDUCTION_ORDER_* */
+} phx_group_options;
 
 /* Collective among `ranks` (which must hold this rank; no duplicates), which may be on several hosts. Where they are
  * and a rank has no carrier for that (phalanx/carrier.h; UCX unless another one is set), every rank gets
@@ -408,10 +423,19 @@ typedef struct phx_group_info {
  * makes the group. */
 PHX_API phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count,
                                     int64_t timeout_ms, phx_group **out);
+/* The same with options. NULL: all defaults. Groups that are made from it (split, shrink) take them over. Options that
+ * differ between ranks: PHX_ERR_MISMATCH on every rank. */
+PHX_API phx_status phx_group_create_with_options(phx_world *world, const char *name, const int32_t *ranks,
+                                                 int32_t count, const phx_group_options *options, int64_t timeout_ms,
+                                                 phx_group **out);
 /* Collective among the participants. A logical group that need not be part of the world: `group_size` participants meet
  * through `store` under `name`. group_rank: which of them this rank is. */
 PHX_API phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
                                     phx_store *store, int64_t timeout_ms, phx_group **out);
+/* The same with options, as phx_group_create_with_options. */
+PHX_API phx_status phx_group_attach_with_options(phx_world *world, const char *name, int32_t group_rank,
+                                                 int32_t group_size, phx_store *store, const phx_group_options *options,
+                                                 int64_t timeout_ms, phx_group **out);
 /* Collective. Makes one group of the ranks that gave the same color, ordered by key and then by rank. A rank with a
  * negative color takes part, and gets NULL. name NULL: that of the group. Needs no store. */
 PHX_API phx_status phx_group_split(phx_group *group, int32_t color, int32_t key, const char *name, int64_t timeout_ms,
@@ -803,7 +827,9 @@ PHX_API void phx_work_release(phx_work *work); /* the operation still completes:
 #define PHX_WORLD_PARAMS_INIT \
   { sizeof(phx_world_params), 0, 0, 1, NULL, 0, 0, 0, 0, 0, 0, 0, NULL }
 #define PHX_GROUP_INFO_INIT \
-  { sizeof(phx_group_info), 0, 0, 0, 0, 0, NULL, NULL, 0, 0 }
+  { sizeof(phx_group_info), 0, 0, 0, 0, 0, NULL, NULL, 0, 0, 0, 0 }
+#define PHX_GROUP_OPTIONS_INIT \
+  { sizeof(phx_group_options), PHX_REDUCTION_ORDER_DEFAULT }
 #define PHX_ALLOCATOR_OPS_INIT \
   { sizeof(phx_allocator_ops), 0, NULL, NULL, NULL, NULL, NULL, NULL, NULL }
 #define PHX_MEM_INFO_INIT                               \

@@ -1312,6 +1312,11 @@ class Group : public detail::Collectives<detail::Blocking> {
 // ---- worlds ------------------------------------------------------------------------------------------------------
 
 // phx_world_params but for rank, size and store.
+struct GroupOptions {
+  Milliseconds timeout{0};
+  int32_t reduction_order = PHX_REDUCTION_ORDER_DEFAULT;
+};
+
 struct WorldOptions {
   Milliseconds timeout{0};
   uint64_t host_id = 0;
@@ -1369,23 +1374,36 @@ class World {
   }
 
   // A group of these ranks, or of all.
-  Outcome<Group> group(const std::string &name, span<const int32_t> ranks, Milliseconds timeout = {}) const {
+  Outcome<Group> group(const std::string &name, span<const int32_t> ranks, const GroupOptions &options) const {
     return make_group([&](phx_group **out) {
-      return phx_group_create(get(), name.c_str(), ranks.data(), static_cast<int32_t>(ranks.size()), timeout.count(),
-                              out);
+      const phx_group_options how = c_options(options);
+      return phx_group_create_with_options(get(), name.c_str(), ranks.data(), static_cast<int32_t>(ranks.size()), &how,
+                                           options.timeout.count(), out);
     });
   }
-  Outcome<Group> group(const std::string &name, Milliseconds timeout = {}) const {
+  Outcome<Group> group(const std::string &name, span<const int32_t> ranks, Milliseconds timeout = {}) const {
+    return group(name, ranks, GroupOptions{timeout});
+  }
+  Outcome<Group> group(const std::string &name, const GroupOptions &options) const {
     std::vector<int32_t> all;
     for (int32_t i = 0; i < size(); ++i) all.push_back(i);
-    return group(name, all, timeout);
+    return group(name, all, options);
+  }
+  Outcome<Group> group(const std::string &name, Milliseconds timeout = {}) const {
+    return group(name, GroupOptions{timeout});
   }
   // A group that need not be part of the world.
   Outcome<Group> attach(const std::string &name, int32_t group_rank, int32_t group_size, const Store &store,
-                        Milliseconds timeout = {}) const {
+                        const GroupOptions &options) const {
     return make_group([&](phx_group **out) {
-      return phx_group_attach(get(), name.c_str(), group_rank, group_size, store.get(), timeout.count(), out);
+      const phx_group_options how = c_options(options);
+      return phx_group_attach_with_options(get(), name.c_str(), group_rank, group_size, store.get(), &how,
+                                           options.timeout.count(), out);
     });
+  }
+  Outcome<Group> attach(const std::string &name, int32_t group_rank, int32_t group_size, const Store &store,
+                        Milliseconds timeout = {}) const {
+    return attach(name, group_rank, group_size, store, GroupOptions{timeout});
   }
 
   Outcome<Memory> allocate(size_t bytes, phx_device device = kCpu) const {
@@ -1443,6 +1461,11 @@ class World {
     phx_world *out = nullptr;
     const phx_status status = phx_world_create(&params, &out);
     return detail::made(status, [&] { return World(out); });
+  }
+  static phx_group_options c_options(const GroupOptions &options) {
+    phx_group_options made = PHX_GROUP_OPTIONS_INIT;
+    made.reduction_order = options.reduction_order;
+    return made;
   }
   template <class Make>
   static Outcome<Group> make_group(Make make) {

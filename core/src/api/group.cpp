@@ -66,6 +66,14 @@ phx_status check_ranks(const char *operation, const phx::World &world, const cha
   return PHX_OK;
 }
 
+phx_status read_options(const char *operation, const phx_group_options *options, phx::GroupParams *params) {
+  if (options == nullptr) return PHX_OK;
+  phx_group_options read = PHX_GROUP_OPTIONS_INIT;
+  const phx_status status = phx::read_in(options, &read, operation);
+  params->reduction_order = read.reduction_order;
+  return status;
+}
+
 // `status`: the result of checking the arguments that do not identify the group. A refused call also takes the number
 // of an attempt, so that the others can read in the store why this rank gave up.
 phx_status make(phx_world *world, const char *operation, phx::GroupParams params, phx_status status, int64_t timeout_ms,
@@ -124,6 +132,11 @@ extern "C" {
 
 phx_status phx_group_create(phx_world *world, const char *name, const int32_t *ranks, int32_t count, int64_t timeout_ms,
                             phx_group **out) {
+  return phx_group_create_with_options(world, name, ranks, count, nullptr, timeout_ms, out);
+}
+
+phx_status phx_group_create_with_options(phx_world *world, const char *name, const int32_t *ranks, int32_t count,
+                                         const phx_group_options *options, int64_t timeout_ms, phx_group **out) {
   const char *operation = "group_create";
   return with_live_handle(operation, world, [&](const phx::World &w) -> phx_status {
     int self = -1;
@@ -140,12 +153,19 @@ phx_status phx_group_create(phx_world *world, const char *name, const int32_t *r
     // Groups of the same name with other ranks, such as the rows of a mesh, may be created at the same time.
     const uint64_t members = phx::hash_bytes(ranks, count * sizeof *ranks);
     params.name_key = w.job() + "/group/" + name + "/" + std::to_string(members);
-    return make(world, operation, std::move(params), PHX_OK, timeout_ms, out);
+    status = read_options(operation, options, &params);
+    return make(world, operation, std::move(params), status, timeout_ms, out);
   });
 }
 
 phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
                             phx_store *store, int64_t timeout_ms, phx_group **out) {
+  return phx_group_attach_with_options(world, name, group_rank, group_size, store, nullptr, timeout_ms, out);
+}
+
+phx_status phx_group_attach_with_options(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
+                                         phx_store *store, const phx_group_options *options, int64_t timeout_ms,
+                                         phx_group **out) {
   const char *operation = "group_attach";
   return with_live_handle(operation, world, [&](const phx::World &w) -> phx_status {
     phx_status status = check_name(operation, name);
@@ -165,6 +185,7 @@ phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_ra
     params.group_rank = group_rank;
     params.store = phx::StoreRef(store);
     params.name_key = w.job() + "/attach/" + name;
+    if (status == PHX_OK) status = read_options(operation, options, &params);
     return make(world, operation, std::move(params), status, timeout_ms, out);
   });
 }
@@ -208,6 +229,7 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
     info.ranks = g.ranks().data();
     info.channels = g.channels();
     info.hosts = static_cast<uint32_t>(g.hosts().count());
+    info.reduction_order = g.reduction_order();
     return phx::copy_out(info, out, operation);
   });
 }

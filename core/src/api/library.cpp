@@ -37,6 +37,7 @@ constexpr StructRow kStructs[] = {
     {"phx_store_ops", sizeof(phx_store_ops)},
     {"phx_world_params", sizeof(phx_world_params)},
     {"phx_group_info", sizeof(phx_group_info)},
+    {"phx_group_options", sizeof(phx_group_options)},
     {"phx_allocator_ops", sizeof(phx_allocator_ops)},
     {"phx_mem_info", sizeof(phx_mem_info)},
     {"phx_symm_info", sizeof(phx_symm_info)},

@@ -41,6 +41,9 @@ inline constexpr Variable kVariables[] = {
      "1: a thread advances operations that were started while the rank computes."},
     {"PHALANX_RECORDER_ENTRIES", "phalanx-core", "a number, the same on all ranks", "256",
      "How many collectives of each channel the flight recorder keeps."},
+    {"PHALANX_REDUCTION_ORDER", "phalanx-core", "hosts or ranks, the same on all ranks", "hosts",
+     "The order in which a group on several hosts adds up. `ranks`: the order of the ranks, so that sums have the bits "
+     "of one host."},
     {"PHALANX_SOCKET_IFNAME", "phalanx-core", "names of interfaces, separated by commas", "the route to the store",
      "The network interface through which ranks of other hosts reach this one."},
     {"PHALANX_TUNING", "phalanx-core", "a file, or empty", "phalanx/tuning in the cache folder",

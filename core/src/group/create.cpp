@@ -10,6 +10,7 @@
 #include <map>
 #include <new>
 #include <set>
+#include <string_view>
 
 #include "base/cores.h"
 #include "base/environment.h"
@@ -37,6 +38,8 @@ struct Geometry {
   Tuning tuning;   // from the table of that rank
   CpuQuota quota;  // of that rank's control group
   CoreMask cores;  // that the rank may use
+  int32_t reduction_order;
+  uint32_t reserved;
 };
 
 // How many cores these ranks, of one host, may use together. The result is the same on all of them.
@@ -54,6 +57,10 @@ int cores_of(const std::vector<Geometry> &all) {
   return static_cast<int>(std::max<size_t>(1, served < all.size() ? std::min(count, served) : count));
 }
 
+const char *name_of_order(int32_t order) {
+  return order == PHX_REDUCTION_ORDER_RANKS ? "ranks" : order == PHX_REDUCTION_ORDER_HOSTS ? "hosts" : "unknown";
+}
+
 // Reads PHALANX_FIRST_COUNT: see Group::first_count.
 phx_status read_first_count(uint32_t *out) {
   const char *text = read_variable<variable("PHALANX_FIRST_COUNT")>();
@@ -66,6 +73,22 @@ phx_status read_first_count(uint32_t *out) {
                 kGroupCreate, text, UINT32_MAX);
   *out = static_cast<uint32_t>(value);
   return PHX_OK;
+}
+
+// `given`: of the options. What it is by default depends on PHALANX_REDUCTION_ORDER.
+phx_status read_order(int32_t given, int32_t *out) {
+  *out = given;
+  if (given == PHX_REDUCTION_ORDER_HOSTS || given == PHX_REDUCTION_ORDER_RANKS) return PHX_OK;
+  if (given != PHX_REDUCTION_ORDER_DEFAULT)
+    return fail(PHX_ERR_INVALID, kGroupCreate,
+                "%s: reduction_order is %d; expected one of PHX_REDUCTION_ORDER_*, which are 0 to 2", kGroupCreate,
+                given);
+  const char *text = read_variable<variable("PHALANX_REDUCTION_ORDER")>();
+  const std::string_view value = text == nullptr || *text == '\0' ? "hosts" : text;
+  *out = value == "ranks" ? PHX_REDUCTION_ORDER_RANKS : PHX_REDUCTION_ORDER_HOSTS;
+  if (value == name_of_order(*out)) return PHX_OK;
+  return fail(PHX_ERR_INVALID, kGroupCreate, "%s: PHALANX_REDUCTION_ORDER is '%s'; expected hosts or ranks",
+              kGroupCreate, text);
 }
 
 }  // namespace
@@ -322,7 +345,8 @@ struct GroupMaker {
   phx_status share() {
     group.world_->monitor().watch(group.id_, group.shared_from_this());
     group.watched_ = true;
-    const phx_status status = read_first_count(&group.first_count_);
+    phx_status status = read_first_count(&group.first_count_);
+    if (status == PHX_OK) status = read_order(group.params_.reduction_order, &group.reduction_order_);
     return status != PHX_OK ? status : share_segments();
   }
 
@@ -376,7 +400,9 @@ struct GroupMaker {
                   first_count,
                   {},
                   {},
-                  {}};
+                  {},
+                  group.reduction_order(),
+                  0};
     mine.tuning = load_tuning(group.size());
     mine.cores = allowed_cores();
     mine.quota = group.world_->cpu_quota();
@@ -460,6 +486,12 @@ struct GroupMaker {
                   "all ranks",
                   kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
                   mine.recorder_entries);
+    if (theirs.reduction_order != mine.reduction_order)
+      return fail(PHX_ERR_MISMATCH, kGroupCreate,
+                  "%s '%s': rank %d asks for the reduction order '%s', rank %d for '%s'; give the same "
+                  "phx_group_options.reduction_order, or the same PHALANX_REDUCTION_ORDER, on all ranks",
+                  kGroupCreate, group.name().c_str(), group.rank_of(i), name_of_order(theirs.reduction_order),
+                  group.self_rank(), name_of_order(mine.reduction_order));
     if (theirs.first_count != mine.first_count)
       return fail(PHX_ERR_MISMATCH, kGroupCreate,
                   "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",

@@ -30,6 +30,7 @@ GroupParams Group::derived(const std::string &name, const std::vector<int> &memb
     params.ranks.push_back(rank_of(member));
   }
   params.attach = params_.attach;
+  params.reduction_order = reduction_order_;
   params.key = params_.key + "/" + number;
   return params;
 }

@@ -47,6 +47,7 @@ struct GroupParams {
   std::string name_key;
   uint64_t attempt = 0;
   uint64_t first_failed = 0;
+  int32_t reduction_order = PHX_REDUCTION_ORDER_DEFAULT;
   AttachTo attach = nullptr;  // creates the attachments of this group and of all that are derived from it
   std::string key_of(uint64_t of_attempt) const { return name_key + "/" + std::to_string(of_attempt); }
 };
@@ -94,6 +95,9 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   uint64_t members() const { return members_; }
   const Hosts &hosts() const { return hosts_; }
   bool spans_hosts() const { return hosts_.count() > 1; }
+  // PHX_REDUCTION_ORDER_HOSTS or _RANKS: the same on all ranks.
+  int32_t reduction_order() const { return reduction_order_; }
+  bool reduces_by_ranks() const { return reduction_order_ == PHX_REDUCTION_ORDER_RANKS; }
   // Whether the ranks of this host cannot all have a core of their own.
   bool is_crowded() const { return hosts_.local_size() > cores_; }
   // Each channel has a lane and is an independent sequence of collectives.
@@ -280,6 +284,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::atomic<int32_t> failed_{0};
   bool fenced_by_sleepers_ = false;
   uint32_t first_count_ = 0;
+  int32_t reduction_order_ = PHX_REDUCTION_ORDER_HOSTS;
   int cores_ = 1;  // how many its ranks on this host may use together
   Published<Tuning> tuning_;
 

@@ -25,6 +25,7 @@ class Hosts {
   }
 
   int count() const { return static_cast<int>(ranks_.size()); }
+  int ranks() const { return static_cast<int>(host_of_.size()); }
   int own() const { return own_; }
   int of(int group_rank) const { return host_of_[group_rank]; }
   bool is_here(int group_rank) const { return host_of_[group_rank] == own_; }

@@ -81,7 +81,7 @@ class WithHeads final : public Operation {
         hosts_(group_.hosts()),
         channel_(plan.channel),
         root_(root),
-        reduction_(reduction, group_.size()),
+        reduction_(reduction, group_),
         heads_(plan),
         in_(input_blocks(buffers, group_.size())),
         out_(output_blocks(buffers, group_.size())),
@@ -92,12 +92,12 @@ class WithHeads final : public Operation {
     in_bytes_ = own_bytes(group_.group_rank());
     for (int rank = 0; rank < group_.size(); ++rank) {
       size_t &all = bytes_[hosts_.of(rank)];
-      all = reduces() ? own_bytes(rank) : all + own_bytes(rank);
+      all = reduces() ? in_bytes_ * reduction_.addends(hosts_.of(rank)) : all + own_bytes(rank);
     }
     if (kind == Kind::kRefused) bytes_[hosts_.own()] = std::min(why_.size() + 1, head_room(hosts_));
     size_t total = 0;
     for (const size_t bytes : bytes_) total += bytes;
-    reach = rounds == 1 ? 0 : std::max(in_bytes_, total);
+    reach = rounds == 1 ? 0 : reduces() ? in_bytes_ : std::max(in_bytes_, total);
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -168,13 +168,12 @@ class WithHeads final : public Operation {
     } else if (reduces()) {
       const void *inputs[kMaxGroupSize];
       for (int i = 0; i < n; ++i) inputs[i] = rounds == 1 ? nullptr : lane.data(i, epoch);
-      const size_t bytes = bytes_[hosts_.own()];
-      if (rounds == 1 && bytes != 0) {
+      if (rounds == 1 && in_bytes_ != 0) {
         put_input(to);
         inputs[0] = to;
-        if (!reduction_.keeps_one()) reduction_.on_host(to, inputs, 1, bytes / b_.item);
-      } else if (bytes != 0) {
-        reduction_.on_host(to, inputs, n, bytes / b_.item);
+        if (!reduction_.keeps_one()) reduction_.on_host(to, inputs, in_bytes_ / b_.item);
+      } else if (in_bytes_ != 0) {
+        reduction_.on_host(to, inputs, in_bytes_ / b_.item);
       }
     } else {
       for (int i = 0; i < n; ++i) {
@@ -195,7 +194,7 @@ class WithHeads final : public Operation {
     if (reduces()) {
       const void *inputs[kMaxGroupSize];
       for (int i = 0; i < hosts; ++i) inputs[i] = heads_.data(i);
-      if (bytes_[0] != 0) reduction_.of_hosts(to, inputs, hosts, bytes_[0] / b_.item);
+      if (in_bytes_ != 0) reduction_.of_hosts(to, inputs, in_bytes_ / b_.item);
       return;
     }
     if (kind_ == Kind::kRefused) return;
@@ -295,12 +294,36 @@ std::vector<int> BetweenHosts::late() const {
   return heads_.late();
 }
 
-TwoSteps::TwoSteps(const Reduction &whole, int ranks)
-    : local_(whole.fn), last_(whole.fn), divisor_(ranks), scale_(whole.scale), keeps_one_(true) {
+TwoSteps::TwoSteps(const Reduction &whole, const Group &group)
+    : hosts_(group.hosts()),
+      // With one rank on each host the orders are the same.
+      by_ranks_(group.reduces_by_ranks() || hosts_.count() == group.size()),
+      local_(whole.fn),
+      last_(whole.fn),
+      scale_(whole.scale),
+      item_(phx_dtype_size(whole.dtype)) {
+  for (int host = 0; host < hosts_.count(); ++host)
+    before_.push_back(before_.back() + (by_ranks_ ? hosts_.size(host) : 1));
+  if (by_ranks_) return;
   if (whole.op == PHX_OP_AVG) local_ = kernels::find_reduce(whole.dtype, PHX_OP_SUM);
   if (whole.op != PHX_OP_PREMUL_SUM) return;
   last_ = kernels::find_reduce(whole.dtype, PHX_OP_SUM);
   keeps_one_ = false;
+}
+
+void TwoSteps::on_host(void *out, const void *const *in, size_t count) const {
+  const int n = hosts_.local_size();
+  if (!by_ranks_) return local_(out, in, n, count, n, scale_);
+  for (int i = 0; i < n; ++i) copy_bytes(static_cast<char *>(out) + i * count * item_, in[i], count * item_);
+}
+
+void TwoSteps::of_hosts(void *out, const void *const *in, size_t count) const {
+  const int hosts = hosts_.count(), ranks = hosts_.ranks();
+  if (!by_ranks_) return last_(out, in, hosts, count, ranks, scale_);
+  const void *inputs[kMaxGroupSize];
+  for (int rank = 0; rank < ranks; ++rank)
+    inputs[rank] = static_cast<const char *>(in[hosts_.of(rank)]) + hosts_.position(rank) * count * item_;
+  last_(out, inputs, ranks, count, ranks, scale_);
 }
 
 OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
@@ -336,7 +359,10 @@ OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buff
     default: break;
   }
   const Hosts &hosts = group.hosts();
-  const size_t room = head_room(hosts) / (is_pair(hosts) || traits_of(kind).reduces ? 1 : 2);
+  // Where the addends of several ranks travel and not their sum.
+  const bool lays = traits_of(kind).reduces && group.reduces_by_ranks() && most_on_host > 1;
+  if (lays) with_head *= most_on_host;
+  const size_t room = head_room(hosts) / (is_pair(hosts) || (traits_of(kind).reduces && !lays) ? 1 : 2);
   if (with_head <= room && result <= plan.lane.slot_bytes())
     return std::make_unique<WithHeads>(kind, plan, buffers, reduction, root, why);
   switch (kind) {

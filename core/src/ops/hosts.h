@@ -100,21 +100,30 @@ OperationPtr make_hosts_all_gather(const Plan &plan, const Buffers &buffers);
 OperationPtr make_hosts_broadcast(const Plan &plan, const Buffers &buffers, int root);
 OperationPtr make_hosts_pairs(Kind kind, const Plan &plan, const Buffers &buffers, int root);
 
-// A reduction in two steps: among the ranks of a host, and then of their results in the order of the hosts.
-struct TwoSteps {
-  TwoSteps(const Reduction &whole, int ranks);
-  void on_host(void *out, const void *const *in, int n, size_t count) const { local_(out, in, n, count, n, scale_); }
-  void of_hosts(void *out, const void *const *in, int n, size_t count) const {
-    last_(out, in, n, count, divisor_, scale_);
-  }
+// A reduction in two steps: what each host gives, and then the reduction of what all have given. A host gives the
+// reduction of its ranks' inputs, and the second step goes in the order of the hosts. Where the group reduces in the
+// order of its ranks, a host gives the inputs themselves, one after another.
+class TwoSteps {
+ public:
+  TwoSteps(const Reduction &whole, const Group &group);
+  // How many addends a host gives, and all hosts before it do. `host` may be the number of hosts.
+  size_t addends(int host) const { return before_[host + 1] - before_[host]; }
+  size_t before(int host) const { return before_[host]; }
+  // The first step, from the `count` elements of each rank of this host. `out` has as many for each addend.
+  void on_host(void *out, const void *const *in, size_t count) const;
+  // in[host]: what that host has given.
+  void of_hosts(void *out, const void *const *in, size_t count) const;
   // Whether the first step of a single input is that input.
   bool keeps_one() const { return keeps_one_; }
 
  private:
+  const Hosts &hosts_;
+  const bool by_ranks_;
+  std::vector<size_t> before_ = {0};
   kernels::ReduceFn local_, last_;
-  int64_t divisor_;
   double scale_;
-  bool keeps_one_;
+  size_t item_;
+  bool keeps_one_ = true;
 };
 
 }  // namespace phx

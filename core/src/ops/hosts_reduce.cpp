@@ -8,7 +8,11 @@
 //
 // reduce_scatter: rank i of a host sums what is for the ranks at position i of all hosts, and sends it there.
 //
-// Results do not depend on time: sums are added in the order of the ranks of a host, and then in that of the hosts.
+// In a group that reduces in the order of its ranks, what travels in place of the sums of a host are its addends: those
+// of all its ranks, one after another (TwoSteps). Who adds them up, and where the result goes, is the same.
+//
+// Results do not depend on time: sums are added in the order of the ranks of a host, and then in that of the hosts; or
+// in the order of the ranks.
 #include <algorithm>
 #include <utility>
 
@@ -29,31 +33,45 @@ class RailSum {
       : hosts_(hosts),
         reduction_(reduction),
         root_host_(root_host),
-        own_bytes_(std::max<size_t>(bytes, kLine)),
+        own_bytes_(std::max<size_t>(bytes, kLine) * reduction.addends(hosts.own())),
         // A part that is shared comes in smaller pieces.
-        bytes_(
-            std::min(own_bytes_, root_host >= 0 ? bytes : std::max(shared_from(), bytes / hosts.count() + 2 * kLine))),
-        memory_(net, own_bytes_ + bytes_ * static_cast<size_t>(hosts.count())) {}
+        bytes_(std::min(std::max<size_t>(bytes, kLine),
+                        root_host >= 0 ? bytes : std::max(shared_from(), bytes / hosts.count() + 2 * kLine))),
+        memory_(net, own_bytes_ + bytes_ * reduction.before(hosts.count())) {}
 
-  // Where this host's sum may lie.
+  // Where what this host gives may lie, and the result in the same memory. When a share is added up, the addends of
+  // this host for it begin exactly where the result of the share goes, or lie behind its end.
   char *own() const { return memory_.data(); }
-  // `sum`: this host's, which stays until the end; `out`: the result, which may be the same memory.
-  void begin(Transfers &transfers, const MessageName &name, const char *sum, char *out, size_t count, size_t item) {
-    sum_ = sum;
-    out_ = out;
+  // The next part.
+  void set(size_t count, size_t item) {
     count_ = count;
     item_ = item;
+    shares_ = root_host_ < 0 && count * item >= shared_from();
+  }
+  // The first step of the reduction, into own(), from the elements of each rank of this host.
+  void add_up(const void *const *in) {
+    const size_t addends = reduction_.addends(hosts_.own());
+    for (int host = 0; host < (shares_ && addends > 1 ? hosts_.count() : 1); ++host) {
+      const auto [first, count] = addends > 1 ? share(host) : std::pair<size_t, size_t>(0, count_);
+      const void *from[kMaxGroupSize];
+      for (int i = 0; i < hosts_.local_size(); ++i) from[i] = static_cast<const char *>(in[i]) + first * item_;
+      if (count != 0) reduction_.on_host(own() + addends * first * item_, from, count);
+    }
+  }
+  // `sum`: what this host gives, which stays until the end; `out`: the result, which may be the same memory.
+  void begin(Transfers &transfers, const MessageName &name, const char *sum, char *out) {
+    sum_ = sum;
+    out_ = out;
     name_ = name;
-    const size_t bytes = count * item;
-    shares_ = root_host_ < 0 && bytes >= shared_from();
-    step_ = bytes == 0 ? kDone : kSums;
-    if (bytes == 0) return;
+    step_ = count_ == 0 ? kDone : kSums;
+    if (count_ == 0) return;
+    const size_t addends = reduction_.addends(hosts_.own());
     for (int i = 1; i < hosts_.count(); ++i) {
       const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, hosts_.local_rank());
       const std::pair<size_t, size_t> theirs = share(host), mine = share(hosts_.own());
-      if (receives()) transfers.recv(rank, name, at(host), mine.second * item);
+      if (receives()) transfers.recv(rank, name, at(host), reduction_.addends(host) * mine.second * item_);
       if (root_host_ < 0 || host == root_host_)
-        transfers.send(rank, name, sum + theirs.first * item, theirs.second * item);
+        transfers.send(rank, name, sum + addends * theirs.first * item_, addends * theirs.second * item_);
     }
   }
   phx_status poll(Transfers &transfers) {
@@ -67,8 +85,8 @@ class RailSum {
       const std::pair<size_t, size_t> mine = share(hosts_.own());
       const void *inputs[kMaxGroupSize];
       for (int host = 0; host < hosts_.count(); ++host)
-        inputs[host] = host == hosts_.own() ? sum_ + mine.first * item_ : at(host);
-      if (mine.second != 0) reduction_.of_hosts(out_ + mine.first * item_, inputs, hosts_.count(), mine.second);
+        inputs[host] = host == hosts_.own() ? sum_ + reduction_.addends(host) * mine.first * item_ : at(host);
+      if (mine.second != 0) reduction_.of_hosts(out_ + mine.first * item_, inputs, mine.second);
       step_ = shares_ ? kResults : kDone;
       if (!shares_) break;
       for (int i = 1; i < hosts_.count(); ++i) {
@@ -85,8 +103,12 @@ class RailSum {
  private:
   enum Step { kDone, kSums, kResults };
   bool receives() const { return root_host_ < 0 || root_host_ == hosts_.own(); }
-  size_t shared_from() const { return hosts_.count() > 2 ? kSharedBytes : kSharedByTwoBytes; }
-  char *at(int host) const { return memory_.data() + own_bytes_ + static_cast<size_t>(host) * bytes_; }
+  size_t shared_from() const {
+    const size_t hosts = hosts_.count(), addends = reduction_.before(hosts_.count());
+    if (addends > hosts) return kSharedBytes * hosts / addends;  // sums travel once and addends not at all
+    return hosts > 2 ? kSharedBytes : kSharedByTwoBytes;
+  }
+  char *at(int host) const { return memory_.data() + own_bytes_ + reduction_.before(host) * bytes_; }
   // Which elements of the part a host adds: the first of them, and how many.
   std::pair<size_t, size_t> share(int host) const {
     if (!shares_) return {0, count_};
@@ -97,7 +119,7 @@ class RailSum {
   const Hosts &hosts_;
   const TwoSteps &reduction_;
   const int root_host_;
-  const size_t own_bytes_, bytes_;  // of the sum of this host, and of what comes from another one at once
+  const size_t own_bytes_, bytes_;  // of what this host gives, and of each addend that comes from another one
   const Scratch memory_;
   const char *sum_ = nullptr;
   char *out_ = nullptr;
@@ -111,7 +133,7 @@ class HostsReduce final : public BetweenHosts {
  public:
   HostsReduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root)
       : BetweenHosts(plan, buffers, buffers.count * buffers.item, kWindows),
-        reduction_(reduction, plan.net->group().size()),
+        reduction_(reduction, plan.net->group()),
         gets_(root < 0 || root == plan.net->group().group_rank()),
         rails_(hosts_.rails()),
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out) {
@@ -178,13 +200,14 @@ class HostsReduce final : public BetweenHosts {
     const size_t before = (chunk * chunk_ + span.first) * b_.item;
     const char *sum = b_.in + before;
     char *out = n_ == 1 && gets_ ? b_.out + before : sums.own();
+    sums.set(span.second, b_.item);
     if (n_ > 1 || !reduction_.keeps_one()) {
       const void *inputs[kMaxGroupSize];
       for (int i = 0; i < n_; ++i) inputs[i] = n_ == 1 ? sum : lane.data(i, epoch) + span.first * b_.item;
-      if (span.second != 0) reduction_.on_host(sums.own(), inputs, n_, span.second);
+      sums.add_up(inputs);
       sum = sums.own();
     }
-    sums.begin(window(chunk), name(chunk), sum, out, span.second, b_.item);
+    sums.begin(window(chunk), name(chunk), sum, out);
   }
 
   const TwoSteps reduction_;
@@ -201,7 +224,7 @@ class HostsReduceScatter final : public BetweenHosts {
  public:
   HostsReduceScatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
       : BetweenHosts(plan, buffers, 0, kWindows),
-        reduction_(reduction, plan.net->group().size()),
+        reduction_(reduction, plan.net->group()),
         all_(plan.net->group().size()),
         rank_(plan.net->group().group_rank()),
         in_(input_blocks(buffers, all_)) {
@@ -214,7 +237,9 @@ class HostsReduceScatter final : public BetweenHosts {
     reach = n_ == 1 ? 0 : all_ * segment_ * b_.item;
     for (int rank = 0; rank < all_; ++rank)
       if (hosts_.position(rank) % n_ == self_ && (!hosts_.is_here(rank) || rank == rank_)) served_.push_back(rank);
-    for (uint32_t i = 0; i < kWindows; ++i) memory_.emplace_back(net_, (served_.size() + hosts_.count()) * bytes());
+    gives_ = reduction_.addends(hosts_.own());
+    for (uint32_t i = 0; i < kWindows; ++i)
+      memory_.emplace_back(net_, (served_.size() * gives_ + reduction_.before(hosts_.count())) * bytes());
   }
 
   void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
@@ -240,15 +265,17 @@ class HostsReduceScatter final : public BetweenHosts {
         const void *inputs[kMaxGroupSize] = {sum};
         if (n_ == 1) in_.copy_to(sum, rank, round * segment_, count);
         for (int i = 0; n_ > 1 && i < n_; ++i) inputs[i] = lane.data(i, epoch) + rank * bytes();
-        if (n_ > 1 || !reduction_.keeps_one()) reduction_.on_host(sum, inputs, n_, count);
+        if (n_ > 1 || !reduction_.keeps_one()) reduction_.on_host(sum, inputs, count);
       }
-      if (rank != rank_ && count != 0) transfers.send(rank, name(round), from != nullptr ? from : sum, count * b_.item);
-      sum += bytes();
+      if (rank != rank_ && count != 0)
+        transfers.send(rank, name(round), from != nullptr ? from : sum, gives_ * count * b_.item);
+      sum += gives_ * bytes();
     }
     const size_t mine = length(rank_, round);
     for (int host = 0; host < hosts_.count(); ++host)
       if (host != hosts_.own() && mine != 0)
-        transfers.recv(hosts_.rank(host, self_ % hosts_.size(host)), name(round), theirs(round, host), mine * b_.item);
+        transfers.recv(hosts_.rank(host, self_ % hosts_.size(host)), name(round), theirs(round, host),
+                       reduction_.addends(host) * mine * b_.item);
     return PHX_OK;
   }
 
@@ -272,7 +299,7 @@ class HostsReduceScatter final : public BetweenHosts {
     return in_.dense(rank, round * segment_);
   }
   char *theirs(uint32_t round, int host) const {
-    return memory_[round % kWindows].data() + (served_.size() + host) * bytes();
+    return memory_[round % kWindows].data() + (served_.size() * gives_ + reduction_.before(host)) * bytes();
   }
   void finish(uint32_t round) {
     const size_t count = length(rank_, round);
@@ -281,17 +308,18 @@ class HostsReduceScatter final : public BetweenHosts {
     const void *inputs[kMaxGroupSize];
     for (int host = 0; host < hosts_.count(); ++host) inputs[host] = theirs(round, host);
     const char *const direct = alone(rank_, round);
-    inputs[hosts_.own()] = direct != nullptr ? direct : memory_[round % kWindows].data() + own * bytes();
-    reduction_.of_hosts(b_.out + round * bytes(), inputs, hosts_.count(), count);
+    inputs[hosts_.own()] = direct != nullptr ? direct : memory_[round % kWindows].data() + own * gives_ * bytes();
+    reduction_.of_hosts(b_.out + round * bytes(), inputs, count);
   }
 
   const TwoSteps reduction_;
   const int all_, rank_;
   Blocks in_;
   size_t segment_;  // elements
+  size_t gives_;    // addends of this host for each rank
   uint32_t chunks_, settled_ = 0;
-  std::vector<int> served_;      // the ranks whose sums of this host this rank makes
-  std::vector<Scratch> memory_;  // by window: the sums that it makes, and those of the other hosts for it
+  std::vector<int> served_;      // the ranks to which this rank sends what this host gives
+  std::vector<Scratch> memory_;  // by window: that, and what the other hosts give to this rank
 };
 
 }  // namespace

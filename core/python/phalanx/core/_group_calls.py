@@ -38,6 +38,8 @@ from phalanx.core.store import Store
 from phalanx.core.uncopied import Uncopied
 from phalanx.core.work import MaybeWork, OrphanedWorks, Work
 
+REDUCTION_ORDERS = ("hosts", "ranks")  # PHX_REDUCTION_ORDER_HOSTS and PHX_REDUCTION_ORDER_RANKS, less 1
+
 
 class WorldOfGroup(WorldOfMemory, Protocol):
     """What a group knows of its `World`, which is made of groups and so cannot be named here."""
@@ -75,6 +77,7 @@ class GroupCalls(Uncopied):
         self.id = int(info.id)
         self.channels = int(info.channels)
         self.hosts = int(info.hosts)
+        self.reduction_order = REDUCTION_ORDERS[info.reduction_order - 1]
 
     def _info(self) -> Any:
         info = ffi.new("phx_group_info *")

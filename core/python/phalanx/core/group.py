@@ -58,6 +58,8 @@ class Group(GroupCalls):
         id: The same number on all its ranks.
         channels: How many independent sequences of collectives it has.
         hosts: On how many hosts its ranks are. With 1, they share memory.
+        reduction_order: In which order it adds up where it is on several hosts: "hosts" or "ranks"; see
+            `World.create_group`.
     """
 
     def _stats(self) -> Any:

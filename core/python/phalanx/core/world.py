@@ -11,6 +11,7 @@ from typing import Any
 
 from phalanx.core import _ucx, interrupts
 from phalanx.core._call import operand
+from phalanx.core._group_calls import REDUCTION_ORDERS
 from phalanx.core._handle import (
     INT32_MAX,
     UINT32_MAX,
@@ -152,7 +153,9 @@ class World(Uncopied):
 
     # ---- groups ---------------------------------------------------------------------------------
 
-    def create_group(self, name: str, ranks: Sequence[int], timeout_ms: int = 0) -> Group:
+    def create_group(
+        self, name: str, ranks: Sequence[int], timeout_ms: int = 0, *, reduction_order: str | None = None
+    ) -> Group:
         """Make a group of ranks of this world. Collective among `ranks`.
 
         Args:
@@ -160,9 +163,14 @@ class World(Uncopied):
                 others: one that fails on a rank fails on all, also on those that come later.
             ranks: Global ranks in order; this one among them.
             timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
+            reduction_order: In which order a group on several hosts adds up: "hosts", the ranks of each host and then
+                their results; or "ranks", all ranks in their order, which gives the bits of one host for more bytes
+                between hosts. The same on all ranks. None takes the environment variable PHALANX_REDUCTION_ORDER, and
+                without it "hosts". Groups that are made of this one take it over.
 
         Raises:
             InvalidArgumentError: This rank is not among `ranks`, or one is there twice.
+            MismatchError: Ranks gave different orders; the text names two of them. Raised on every rank.
             UnsupportedError: The ranks are on several hosts, and one of them has no UCX; the text says what to install.
                 Raised on every rank.
             WaitTimeoutError: Ranks did not come; the text names them.
@@ -174,18 +182,28 @@ class World(Uncopied):
         members = [c_integer(rank, "a rank", -INT32_MAX, INT32_MAX) for rank in ranks]
         out = ffi.new("phx_group **")
         check(
-            lib.phx_group_create(
+            lib.phx_group_create_with_options(
                 self._handle.pointer,
                 c_text(name, "name"),
                 ffi.new("int32_t[]", members),
                 len(members),
+                _group_options(reduction_order),
                 c_timeout(timeout_ms),
                 out,
             )
         )
         return Group(self, out[0])
 
-    def attach_group(self, name: str, group_rank: int, group_size: int, store: Any, timeout_ms: int = 0) -> Group:
+    def attach_group(
+        self,
+        name: str,
+        group_rank: int,
+        group_size: int,
+        store: Any,
+        timeout_ms: int = 0,
+        *,
+        reduction_order: str | None = None,
+    ) -> Group:
         """Make a group that need not be part of this world. Collective among its participants.
 
         Args:
@@ -195,8 +213,10 @@ class World(Uncopied):
             store: Through which they meet: a Store, or an object with the methods of
                 torch.distributed.Store.
             timeout_ms: How long to wait for the others, in milliseconds; 0 is the world's default.
+            reduction_order: As for `create_group`.
 
         Raises:
+            MismatchError: As for `create_group`.
             UnsupportedError: As for `create_group`.
             WaitTimeoutError: Participants did not come; the text names them.
 
@@ -207,12 +227,13 @@ class World(Uncopied):
         shared = as_store(store)
         out = ffi.new("phx_group **")
         check(
-            lib.phx_group_attach(
+            lib.phx_group_attach_with_options(
                 self._handle.pointer,
                 c_text(name, "name"),
                 c_integer(group_rank, "group_rank", -INT32_MAX, INT32_MAX),
                 c_integer(group_size, "group_size", -INT32_MAX, INT32_MAX),
                 shared.pointer,
+                _group_options(reduction_order),
                 c_timeout(timeout_ms),
                 out,
             )
@@ -457,6 +478,16 @@ class World(Uncopied):
 
 def _scope(scope: str | None) -> Any:
     return ffi.NULL if scope is None else c_text(scope, "scope")
+
+
+def _group_options(reduction_order: str | None) -> Any:
+    if reduction_order not in (None, *REDUCTION_ORDERS):
+        raise InvalidArgumentError(f"reduction_order is {reduction_order!r}; expected 'hosts', 'ranks' or None")
+    options = ffi.new("phx_group_options *")
+    options.struct_size = ffi.sizeof("phx_group_options")
+    if reduction_order is not None:
+        options.reduction_order = REDUCTION_ORDERS.index(reduction_order) + 1
+    return options
 
 
 def _or_environment(wish: int | None, what: str, variable: str, high: int) -> int:

@@ -29,11 +29,13 @@ import torch.distributed as dist
 
 from phalanx.collectives import _registry, _torch_compat
 from phalanx.collectives._c10d import BACKEND, _build, _make
+from phalanx.collectives._c10d._connect import Options
 from phalanx.collectives._registry import SymmetricMemory, connections
 from phalanx.core.timeouts import milliseconds
 
 __all__ = [
     "BACKEND",
+    "Options",
     "SymmetricMemory",
     "changed_store",
     "load",
@@ -100,7 +102,13 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
         connection.set_timeout(milliseconds(timeout))
 
 
-def process_group(store: Any, rank: int, size: int, timeout: timedelta = timedelta(minutes=30)) -> dist.ProcessGroup:
+def process_group(
+    store: Any,
+    rank: int,
+    size: int,
+    timeout: timedelta = timedelta(minutes=30),
+    options: Options | None = None,
+) -> dist.ProcessGroup:
     """A process group that belongs to no default group, for managers that make and drop groups as ranks come and go.
 
     Not collective: the ranks meet at the first collective or message. It has ranks and a store of its own, whatever
@@ -111,6 +119,7 @@ def process_group(store: Any, rank: int, size: int, timeout: timedelta = timedel
         rank: Of the caller, from 0.
         size: How many ranks there are.
         timeout: Of collectives and messages.
+        options: Of the backend; None is `Options()`.
 
     Raises:
         InvalidArgumentError: The rank is not in the group, or the timeout is negative.
@@ -121,7 +130,7 @@ def process_group(store: Any, rank: int, size: int, timeout: timedelta = timedel
         >>> own.allreduce([torch.ones(2)]).wait()
         True
     """
-    return _make.by_hand(store, rank, size, timeout)
+    return _make.by_hand(store, rank, size, timeout, options or Options())
 
 
 def set_symmetric_memory(memory: SymmetricMemory) -> None:

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
 from typing import Any, NamedTuple
@@ -46,6 +47,36 @@ def default_ms(name: str, timeout: timedelta) -> int:
     return found
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of a process group of this backend: `pg_options` of init_process_group and new_group.
+
+    Attributes:
+        reduction_order: In which order a group on several hosts adds up: "hosts", or "ranks" for the bits of one host;
+            see `phalanx.core.World.create_group`. The same on all ranks. None is what PHALANX_REDUCTION_ORDER says.
+
+    Raises:
+        InvalidArgumentError: There is no such order.
+
+    Example:
+        >>> Options(reduction_order="ranks")
+        Options(reduction_order='ranks')
+    """
+
+    reduction_order: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.reduction_order not in (None, "hosts", "ranks"):
+            raise InvalidArgumentError(
+                f"reduction_order is {self.reduction_order!r}; expected 'hosts', 'ranks' or None"
+            )
+
+    @property
+    def keeps_order_of_ranks(self) -> bool:
+        """Whether the ranks must be added in their order on several hosts too, as only the core does."""
+        return (self.reduction_order or os.environ.get("PHALANX_REDUCTION_ORDER")) == "ranks"
+
+
 class Facts(NamedTuple):
     """The facts of one group.
 
@@ -53,11 +84,13 @@ class Facts(NamedTuple):
         store: Torch's, which its ranks share.
         timeout_ms: Of the group.
         by_hand: Whether it is known not to be one of the groups that torch makes of ranks of the default group.
+        options: What its maker asked for.
     """
 
     store: Any
     timeout_ms: int
     by_hand: bool
+    options: Options = Options()
 
 
 class Connection:
@@ -79,6 +112,7 @@ class Connection:
         self.key = key or name
         self.changed_store = facts.store if changed else None  # which torch does not know
         self.timeout_ms = facts.timeout_ms
+        self.options = facts.options
         self._facts = facts
         self._rank: _registry.Rank | None = None
         self._rank_is_own = False
@@ -175,7 +209,7 @@ class Connection:
         with self._ending:
             self.check()
             if self._rank is None:
-                self._rank, self._rank_is_own = _registry.rank_of(self.ranks, self.position, *self._facts)
+                self._rank, self._rank_is_own = _registry.rank_of(self.ranks, self.position, *self._facts[:3])
             rank = self._rank
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
         store = PrefixStore(f"phalanx/c10d/{self.name}/{_registry.members(self.ranks)}", self._facts.store)
@@ -184,7 +218,9 @@ class Connection:
         bootstrap = Bootstrap(looking, self.name, self.ranks, self.position, timeout_ms, check_peer, default_ms)
         self.token = bootstrap.run("").token
         with rank.store.use(PrefixStore(self.token, store)):
-            group = rank.world().create_group(self.name, self.ranks, timeout_ms)
+            group = rank.world().create_group(
+                self.name, self.ranks, timeout_ms, reduction_order=self.options.reduction_order
+            )
         group.set_timeout(self.timeout_ms)
         return group
 

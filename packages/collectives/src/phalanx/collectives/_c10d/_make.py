@@ -12,7 +12,7 @@ import torch.distributed as dist
 from phalanx.collectives import _registry, _torch_compat
 from phalanx.collectives._bootstrap import Bootstrap, BootstrapResult
 from phalanx.collectives._c10d import BACKEND, _build
-from phalanx.collectives._c10d._connect import Connection, Facts, default_ms, host_name, hosts
+from phalanx.collectives._c10d._connect import Connection, Facts, Options, default_ms, host_name, hosts
 from phalanx.collectives._c10d._membership import Membership, Roster, Unconnected
 from phalanx.collectives._group_state import tell
 from phalanx.collectives._registry import members
@@ -20,7 +20,7 @@ from phalanx.collectives._torch_compat import PrefixStore, backends_of
 from phalanx.core import InvalidArgumentError, PhalanxError, UnsupportedError, WaitTimeoutError
 
 
-def create(options: Any, nccl_options: Any) -> Any:
+def create(options: Any, pg_options: Any) -> Any:
     """The backend of a new process group; or a whole process group, where torch has to serve a part of it.
 
     Torch calls it through `phalanx_torch_autoload`. Collective where the hosts of the ranks are not known yet, and
@@ -28,7 +28,7 @@ def create(options: Any, nccl_options: Any) -> Any:
 
     Args:
         options: Torch's description of the group. Without global ranks it is the default one.
-        nccl_options: Of NCCL, if the caller gave any.
+        pg_options: What the caller gave: Options of this backend, or those of NCCL, if any.
 
     Returns:
         The backend in C++. For a group on several hosts it is a ProcessGroup: tensors of GPUs go through NCCL there, if
@@ -52,15 +52,18 @@ def create(options: Any, nccl_options: Any) -> Any:
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     rank, store, name = int(options.group_rank), options.store, options.group_id
     timeout_ms = default_ms(name, options.timeout)
+    own, nccl_options = (pg_options, None) if isinstance(pg_options, Options) else (Options(), pg_options)
     if getattr(options, "enable_reconfigure", False):  # the other ranks come with the first `reconfigure`
-        return _backend(name, timeout_ms, Roster(rank, ranks, store, Unconnected(name)))
+        return _backend(name, timeout_ms, Roster(rank, ranks, store, Unconnected(name, own)))
     spans_hosts = len(set(_hosts_of(name, ranks, rank, store, timeout_ms, by_hand))) > 1
-    connection = Connection(name, ranks, rank, Facts(store, timeout_ms, by_hand))
+    connection = Connection(name, ranks, rank, Facts(store, timeout_ms, by_hand, own))
     if spans_hosts:  # whether the core can serve it is known when it is made, with the same result on all ranks
         try:
             connection.group(timeout_ms)
         except UnsupportedError as error:
             connection.close()
+            if own.keeps_order_of_ranks:  # gloo adds in an order of its own
+                raise dist.DistBackendError(f"group '{name}': reduction_order is 'ranks', but {error}") from error
             tell(name, rank, f"the backend 'phalanx' hands it to gloo: {error}")
             return _torch_compat.join_backends(options, cpu=None, nccl_options=nccl_options)
         except PhalanxError as error:
@@ -76,13 +79,13 @@ _numbers = itertools.count()
 _BY_HAND = "by hand"  # what the ranks of such a group call it
 
 
-def by_hand(store: Any, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+def by_hand(store: Any, rank: int, size: int, timeout: timedelta, options: Options) -> dist.ProcessGroup:
     """See c10d.process_group."""
     if not 0 <= rank < size:
         raise InvalidArgumentError(f"process_group: rank {rank} is not in a group of {size}")
     key, ranks = f"phalanx/by_hand/{next(_numbers)}", range(size)
     timeout_ms = default_ms(key, timeout)
-    connection = Connection(_BY_HAND, ranks, rank, Facts(store, timeout_ms, by_hand=True), key)
+    connection = Connection(_BY_HAND, ranks, rank, Facts(store, timeout_ms, True, options), key)
     backend = _backend(_BY_HAND, timeout_ms, Roster(rank, ranks, store, connection))
     return _torch_compat.wrap_backend(backend, key, store, rank, size)
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from phalanx.collectives import _registry
-from phalanx.collectives._c10d._connect import Connection, Facts, host_name, hosts
+from phalanx.collectives._c10d._connect import Connection, Facts, Options, host_name, hosts
 from phalanx.collectives._torch_compat import PrefixStore, TCPStore, base_of
 from phalanx.core import InvalidArgumentError, RevokedError, WaitTimeoutError
 
@@ -73,10 +73,12 @@ class Unconnected:
 
     Args:
         name: Of the process group.
+        options: Of the process group.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, options: Options) -> None:
         self._name = self.key = name
+        self.options = options
 
     def address(self, timeout_ms: int) -> tuple[int, str]:
         """Raise RevokedError."""
@@ -110,6 +112,7 @@ class Membership:
         self._name = name
         self._timeout_ms = timeout_ms
         self._key = roster.connection.key
+        self._options: Options = roster.connection.options
         self._position, self._ranks, self._store, _ = roster
         self._make = make
         self._lock = threading.Lock()
@@ -177,7 +180,9 @@ class Membership:
     ) -> Roster:
         """The ranks of a new group of the core, once they have met."""
         before = _registry.connections.get(key or name)
-        connection = Connection(name, ranks, position, Facts(store, self._timeout_ms, by_hand=True), key, changed=True)
+        connection = Connection(
+            name, ranks, position, Facts(store, self._timeout_ms, True, self._options), key, changed=True
+        )
         try:
             connection.group(timeout_ms)
         except BaseException as error:
