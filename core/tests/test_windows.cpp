@@ -361,6 +361,7 @@ TEST(calls_on_a_group_that_was_revoked_end) {
 TEST(a_lost_connection_is_named) {
   for (uint64_t seed = 0; seed < 20; ++seed) {
     Hub hub({seed});
+    std::atomic<int> met{0};
     ranks::Options options;
     options.host_ids = {1, 2};
     options.timeout_ms = 10000;
@@ -372,6 +373,8 @@ TEST(a_lost_connection_is_named) {
           {
             Memory memory(group, world, 100000);
             meet(group);
+            ++met;
+            while (met != 2) std::this_thread::yield();
             const std::vector<char> values(memory.bytes);
             phx_status status = PHX_OK;
             if (rank == 0) hub.lose_all();
@@ -387,3 +390,5 @@ TEST(a_lost_connection_is_named) {
     hub.check();
   }
 }
+
+int main(int argc, char **argv) { return check::run_all(argc, argv); }
