@@ -326,19 +326,19 @@ def test_a_dead_rank_of_another_host_is_named():  # P37
     run_groups(late_or_dead, 2, env=on((0, 1)), expect_exit={1: -signal.SIGKILL}, timeout=25)
 
 
+def put_for_ever(window):
+    while True:
+        window.put(torch.ones(1 << 22), 1, 0, False)
+
+
 def killed_while_put_into(rank, size):
     join(rank, size, seconds=30)
     window = dist._new_window(shared(1 << 22))
     dist.barrier()
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-
-    def put_for_ever():
-        while True:
-            window.put(torch.ones(1 << 22), 1, 0, False)
-
     with pytest.raises(dist.DistBackendError, match=r"rank 1 \(pid \d+"):
-        put_for_ever()
+        put_for_ever(window)
     with pytest.raises(dist.DistBackendError, match="rank 1"):
         window.put(torch.ones(1), 1, 0, False)
     dist.destroy_process_group()
@@ -347,6 +347,31 @@ def killed_while_put_into(rank, size):
 @pytest.mark.usefixtures("_ucx")
 def test_who_puts_into_a_rank_that_dies_is_told():  # P37
     run_groups(killed_while_put_into, 2, env=on((0, 1)), expect_exit={1: -signal.SIGKILL}, timeout=25)
+
+
+def stopped(rank, size):
+    """Rank 1 is stopped, so nobody takes what rank 0 puts."""
+    join(rank, size, seconds=5)
+    window = dist._new_window(shared(1 << 22))
+    store = dist.FileStore(str(scratch() / "bulletin"), -1)
+    if rank == 1:
+        store.set("pid", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        pid = int(store.get("pid"))
+        try:
+            with pytest.raises(dist.DistBackendError, match=r"window.put.*5000 ms.*rank 1 \(pid"):
+                put_for_ever(window)
+            with pytest.raises(dist.DistBackendError, match="revoked by an earlier failure"):
+                window.put(torch.ones(1), 1, 0, False)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_ucx")
+def test_a_put_into_a_stopped_rank_ends_in_time():  # P37
+    run_groups(stopped, 2, env=on((0, 1)), timeout=40)
 
 
 def aborted(rank, size):
