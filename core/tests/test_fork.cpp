@@ -48,6 +48,7 @@ struct Rank {
   phx_world *world = nullptr;
   phx_group *group = nullptr;
   phx_symm *symm = nullptr;
+  phx_window *window = nullptr;
   void *block = nullptr;
   phx_work *work = nullptr;  // pending
   float pending = 0;
@@ -188,6 +189,16 @@ void refuse_the_rest(Rank &rank) {
   REFUSED(phx_symm_enqueue_wait_signal(rank.symm, 1, 0, 0, nullptr));
   REFUSED(phx_symm_enqueue_barrier(rank.symm, 0, 0, nullptr));
 
+  phx_window *window = nullptr;
+  uint32_t come = 0;
+  REFUSED(phx_window_create(group, nullptr, rank.block, 8, 0, &window));
+  REFUSED(phx_window_put(rank.window, 1, 0, &size, 4, 1, 0));
+  REFUSED(phx_window_get(rank.window, 1, 0, &size, 4, 0));
+  REFUSED(phx_window_wait_signal(rank.window, 1, 0));
+  REFUSED(phx_window_get_signals(rank.window, 1, &come));
+  REFUSED(phx_window_flush(rank.window, 0));
+  CHECK(phx_window_memory(rank.window, 1) == nullptr);
+
   REFUSED(phx_work_test(rank.work));
   REFUSED(phx_work_wait(rank.work, 0));
   size_t index = 0;
@@ -203,6 +214,7 @@ void release_all(Rank &rank) {
   phx_work_release(rank.work);
   phx_symm_release(phx_symm_retain(rank.symm));
   phx_symm_release(rank.symm);
+  phx_window_release(rank.window);
   phx_group_release(phx_group_retain(rank.group));
   phx_group_release(rank.group);
   CHECK_OK(phx_world_finalize(rank.world));
@@ -217,6 +229,9 @@ TEST(every_use_in_a_forked_child_is_refused_and_the_ranks_get_their_own_numbers)
     rank.group = ranks::make_group(world);
     CHECK_OK(phx_symm_alloc(rank.group, nullptr, 4096, 0, &rank.symm));
     rank.block = phx_symm_buffer(rank.symm, self);
+    void *base = nullptr;
+    CHECK_OK(phx_mem_alloc(world, nullptr, 64, &base));
+    CHECK_OK(phx_window_create(rank.group, nullptr, base, 64, 0, &rank.window));
     if (self == 1) refused_all.receive<int>();
     const float mine = static_cast<float>(self + 1);
     CHECK_OK(phx_all_reduce(rank.group, &mine, &rank.pending, 1, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, &rank.work));
@@ -236,6 +251,8 @@ TEST(every_use_in_a_forked_child_is_refused_and_the_ranks_get_their_own_numbers)
     }
     CHECK_OK(phx_symm_barrier(rank.symm, 0, 0));
     phx_work_release(rank.work);
+    phx_window_release(rank.window);
+    CHECK_OK(phx_mem_free(world, base));
     phx_symm_release(rank.symm);
     phx_group_release(rank.group);
   }));

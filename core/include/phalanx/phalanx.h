@@ -218,11 +218,12 @@ enum { PHX_ALGO_AUTO = 0 };
 typedef int32_t phx_log_level;
 enum { PHX_LOG_DEBUG = 0, PHX_LOG_INFO = 1, PHX_LOG_WARNING = 2, PHX_LOG_ERROR = 3 };
 
-typedef struct phx_store phx_store; /* a key-value store through which ranks find each other */
-typedef struct phx_world phx_world; /* one rank's context; several may live in one process */
-typedef struct phx_group phx_group; /* a named, ordered set of ranks; those of one host share memory */
-typedef struct phx_symm phx_symm;   /* one allocation as seen by every rank of one group */
-typedef struct phx_work phx_work;   /* a collective that was started and not yet waited for */
+typedef struct phx_store phx_store;   /* a key-value store through which ranks find each other */
+typedef struct phx_world phx_world;   /* one rank's context; several may live in one process */
+typedef struct phx_group phx_group;   /* a named, ordered set of ranks; those of one host share memory */
+typedef struct phx_symm phx_symm;     /* one allocation as seen by every rank of one group */
+typedef struct phx_window phx_window; /* memory of each rank in which the others of a group write */
+typedef struct phx_work phx_work;     /* a collective that was started and not yet waited for */
 
 /* Frozen for ever (the layout of DLDevice), so it is embedded by value and has no struct_size. */
 typedef struct phx_device {
@@ -590,6 +591,40 @@ typedef struct phx_team {
 PHX_API phx_status phx_symm_get_team(phx_symm *symm, phx_team *out); /* local */
 PHX_API phx_symm *phx_symm_retain(phx_symm *symm);                   /* one more release is needed; returns symm */
 PHX_API void phx_symm_release(phx_symm *symm); /* the last one unmaps the blocks of the other ranks */
+
+/* ---- windows ------------------------------------------------------------------------------------------------ */
+
+/* Collective: every rank offers `bytes` bytes at `base`, in which the others then write and read without a call on its
+ * side. The ranks may be on several hosts. The memory is from phx_mem_alloc: of the host, and in blocks of one size on
+ * all ranks of a host; `bytes` may differ. memory: the world in which it was allocated, NULL: that of the group.
+ *
+ * Within a host the memory is mapped. Between hosts the carrier moves the data, and a thread of the target serves what
+ * comes: any that waits for something, or else that of its world. The window keeps the block. */
+PHX_API phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, size_t bytes, int64_t timeout_ms,
+                                     phx_window **out);
+/* Writes into the window of a rank, and then, unless `signal` is 0, counts one signal there. `data` may be changed when
+ * this returns; the other side may have it later, see phx_window_flush. What one rank puts takes effect in the order of
+ * its calls. bytes 0: the signal alone. A put or get between hosts that fails in the middle, such as by its timeout,
+ * revokes the group; arguments out of range do not. */
+PHX_API phx_status phx_window_put(phx_window *window, int32_t group_rank, size_t offset, const void *data, size_t bytes,
+                                  int32_t signal, int64_t timeout_ms);
+/* Reads from the window of a rank, after what this rank has put there. PHX_ERR_NOT_FOUND: that rank, on another host,
+ * has released it. */
+PHX_API phx_status phx_window_get(phx_window *window, int32_t group_rank, size_t offset, void *data, size_t bytes,
+                                  int64_t timeout_ms);
+/* Takes one signal of a rank, and waits for it. What that rank has put before it counted the signal is visible then. A
+ * wait that failed took no signal and may be tried again. */
+PHX_API phx_status phx_window_wait_signal(phx_window *window, int32_t group_rank, int64_t timeout_ms);
+/* *out: how many signals of a rank have come and were not taken. Never waits. */
+PHX_API phx_status phx_window_get_signals(phx_window *window, int32_t group_rank, uint32_t *out);
+/* Waits until everything that this rank has put, into any window of the group, is in place. */
+PHX_API phx_status phx_window_flush(phx_window *window, int64_t timeout_ms);
+/* The window of a rank as mapped here. NULL, with the error set, for a rank of another host (PHX_ERR_UNSUPPORTED) and
+ * when group_rank is out of range. Lives as long as the handle. */
+PHX_API void *phx_window_memory(phx_window *window, int32_t group_rank);
+/* Not collective: what others put from then on is dropped. To have all of it, flush on all ranks and meet in a barrier
+ * before. */
+PHX_API void phx_window_release(phx_window *window);
 
 /* ---- collectives -------------------------------------------------------------------------------------------- */
 

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "group/group.h"
+#include "p2p/window.h"
 #include "symm/symm.h"
 #include "world/world.h"
 
@@ -31,14 +32,17 @@ phx_status guarded(const char *operation, Body &&body) noexcept {
 constexpr const char *name_of_handle(const phx_world *) { return "world"; }
 constexpr const char *name_of_handle(const phx_group *) { return "group"; }
 constexpr const char *name_of_handle(const phx_symm *) { return "symm"; }
+constexpr const char *name_of_handle(const phx_window *) { return "window"; }
 constexpr const char *name_of_handle(const phx_work *) { return "work"; }
 inline World &behind(const phx_world &handle) { return *handle.ptr; }
 inline Group &behind(const phx_group &handle) { return *handle.ptr; }
 inline Symm &behind(const phx_symm &handle) { return *handle.symm; }
+inline Window &behind(const phx_window &handle) { return *handle.window; }
 inline const phx_work &behind(const phx_work &handle) { return handle; }
 inline const Group *group_of(const phx_world &) { return nullptr; }
 inline const Group *group_of(const phx_group &handle) { return handle.ptr.get(); }
 inline const Group *group_of(const phx_symm &handle) { return &handle.symm->group(); }
+inline const Group *group_of(const phx_window &handle) { return handle.group.get(); }
 inline const Group *group_of(const phx_work &handle) { return handle.group.get(); }
 
 // PHX_OK if the handle is not NULL and this process is not a forked child of the one that created it.

@@ -9,6 +9,7 @@
 #include "net/net.h"
 #include "ops/collectives.h"
 #include "p2p/messenger.h"
+#include "p2p/window.h"
 #include "symm/table.h"
 
 using phx::fail;
@@ -21,8 +22,11 @@ constexpr size_t kMaxName = 255;
 
 // Creates the attachments of every group.
 phx::Attachments attach_all(phx::Group &group) {
-  return {std::make_unique<phx::SymmTable>(group, &phx::cuda::GpuSymm::make), std::make_unique<phx::GpuGroup>(group),
-          std::make_unique<phx::Net>(group), std::make_unique<phx::Messenger>(group),
+  return {std::make_unique<phx::SymmTable>(group, &phx::cuda::GpuSymm::make),
+          std::make_unique<phx::GpuGroup>(group),
+          std::make_unique<phx::Net>(group),
+          std::make_unique<phx::Messenger>(group),
+          std::make_unique<phx::Windows>(group),
           std::make_unique<phx::Collectives>(group)};
 }
 

@@ -25,6 +25,9 @@ class ProgressSource {
   virtual ~ProgressSource();  // no operation may be pending
   // Advances the operations that can advance without waiting for a peer or a lock. Returns whether any did.
   virtual bool advance_pending() = 0;
+  // For a source that is watched: a descriptor that becomes readable when there may be something to advance. -1: look
+  // again soon.
+  virtual int arm() { return -1; }
 
  private:
   friend class Progress;
@@ -44,7 +47,12 @@ class Progress {
     attend_ = std::move(attend);
     always_ = always;
   }
-  bool step();
+  struct Next {
+    bool again;  // call `step` again: soon, or when the descriptor is readable, or at the latest after a second
+    int fd;      // -1: none
+  };
+  Next step();
+  static bool is_attendant() { return attends_; }  // whether this thread is in `step`
   // To be called once for each source, before its first operation.
   void add(const std::shared_ptr<ProgressSource> &source);
   void began(ProgressSource &source) {
@@ -63,13 +71,17 @@ class Progress {
   void insist(ProgressSource &source) {
     began(source);
     ++insisted_;
-    const std::lock_guard<std::mutex> lock(mutex_);
     call_attendant();
   }
   void relent(ProgressSource &source) {
     --insisted_;
     ended(source);
   }
+  // As insist and relent, for a source whose `arm` says when there is something to do. All sources that are watched at
+  // a time wait for the same descriptor.
+  void watch(ProgressSource &source);
+  void unwatch(ProgressSource &source);
+  void call_attendant();
   bool pending() const { return pending_.load(std::memory_order_relaxed) > 0; }
   // Advances the listed sources except `caller`, which holds its own lock. Returns whether any advanced.
   bool poll(const ProgressSource *caller);
@@ -94,10 +106,11 @@ class Progress {
 
   std::atomic<int> pending_{0};
   void drop_idle();  // this and the next with the mutex held
-  void call_attendant();
+  void call_attendant_locked();
 
   std::mutex mutex_;
-  std::vector<ProgressSource *> sources_;
+  std::vector<ProgressSource *> sources_, watched_;
+  inline static thread_local bool attends_ = false;
   std::function<void()> attend_;
   bool always_ = false;
   std::atomic<int> insisted_{0};

@@ -1,5 +1,5 @@
-// Parts of a group that the layers above it implement: the engines of its collectives, its messages, its symmetric
-// memory, and its state on GPUs. These layers derive from Attachment. A group creates its attachments in its
+// Parts of a group that the layers above it implement: the engines of its collectives, its messages, its windows, its
+// symmetric memory, and its state on GPUs. These layers derive from Attachment. A group creates its attachments in its
 // constructor (GroupParams::attach), calls them when it opens, fails and ends, and knows nothing else about them.
 #pragma once
 
@@ -16,8 +16,8 @@
 namespace phx {
 
 // A group has one attachment of each kind, which may use those of the kinds before it.
-enum class AttachmentKind : uint8_t { kSymm, kGpu, kNet, kMessages, kCollectives };
-inline constexpr size_t kAttachmentKinds = 5;
+enum class AttachmentKind : uint8_t { kSymm, kGpu, kNet, kMessages, kWindows, kCollectives };
+inline constexpr size_t kAttachmentKinds = 6;
 
 class Attachment {
  public:

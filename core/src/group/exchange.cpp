@@ -11,8 +11,8 @@ namespace phx {
 namespace {
 
 // The calls that exchange parcels. Their numbers cross the wire: new ones go to the end.
-constexpr const char *kCalls[] = {"group_create",     "group_split",   "symm_rendezvous",
-                                  "group_set_tuning", "gpu_workspace", "group_set_gpu_tuning"};
+constexpr const char *kCalls[] = {"group_create",  "group_split",          "symm_rendezvous", "group_set_tuning",
+                                  "gpu_workspace", "group_set_gpu_tuning", "window_create"};
 constexpr uint32_t kRefused = 0x7fffffff;  // instead of the number of a call: the payload has the error
 constexpr const char *kSameGroup = "group with a call that is collective. Make such calls from one thread";
 constexpr uint32_t kCallCount = sizeof kCalls / sizeof kCalls[0];

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <ctime>
+#include <utility>
 
 #include "base/error.h"
 #include "base/wait.h"
@@ -99,7 +100,7 @@ phx_status Endpoint::recv(void *peer, uint64_t tag, void *data, size_t bytes, bo
 phx_status Endpoint::test(std::vector<Carried> *list, int *peer) {
   phx_status status = PHX_OK;
   std::lock_guard<std::mutex> lock(mutex_);
-  ops_.progress(endpoint_);
+  progress();
   int waiting = 0;  // of a long list only the first ones that are not complete are asked
   bool sent = false;
   const auto is_gone = [&](const Carried &carried) {
@@ -147,7 +148,7 @@ bool Endpoint::advance_pending() {
   if (watches_.load(std::memory_order_relaxed) != 0) return false;
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return false;  // another thread of this rank does that
-  const bool moved = ops_.progress(endpoint_) != 0;
+  const bool moved = progress();
   if (rest_ && ops_.unsent(endpoint_) == 0) end_rest();
   return moved;
 }
@@ -156,9 +157,26 @@ void Endpoint::flush(int64_t ms) {
   Backoff(20, 1000).until(Deadline::after_ms(ms), [&] {
     std::lock_guard<std::mutex> lock(mutex_);
     if (ops_.unsent == nullptr || ops_.unsent(endpoint_) == 0) return true;
-    ops_.progress(endpoint_);
+    progress();
     return false;
   });
+}
+
+bool Endpoint::progress() {
+  const bool moved = ops_.progress(endpoint_) != 0;
+  if (!moved || Progress::is_attendant()) return moved;
+  moved_ = true;
+  if (std::exchange(attendant_sleeps_, false)) progress_.call_attendant();
+  return true;
+}
+
+int Endpoint::arm_for_attendant() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  attendant_sleeps_ = false;
+  int32_t fd = -1;
+  if (std::exchange(moved_, false) || watches_ != 0 || ops_.arm == nullptr || ops_.arm(endpoint_, &fd) == 0) return -1;
+  attendant_sleeps_ = true;
+  return fd;
 }
 
 void Endpoint::sleep(int64_t ns) {

@@ -58,6 +58,8 @@ class Endpoint final : public ProgressSource {
    private:
     Endpoint &endpoint_;
   };
+  // For the thread that looks after what the others leave to it: see ProgressSource::arm.
+  int arm_for_attendant();
   // Lets what was sent leave this process, for `ms` at most.
   void flush(int64_t ms);
   // Sleeps until there may be something to move, for at most `ns`.
@@ -69,6 +71,7 @@ class Endpoint final : public ProgressSource {
   phx_status open(void *self);
   void look_behind();  // after a send is complete, with the mutex held
   void end_rest();
+  bool progress();  // with the mutex held; whether anything moved
 
   Progress &progress_;
   const phx_carrier_ops ops_;
@@ -77,6 +80,9 @@ class Endpoint final : public ProgressSource {
   std::string address_;
   std::mutex mutex_;
   std::atomic<int> watches_{0};
+  // Whether another thread than the attendant has moved something since that asked last, and whether it sleeps: what it
+  // waits for may have come, and the descriptor does not tell it any more.
+  bool moved_ = false, attendant_sleeps_ = false;
   bool rest_ = false;  // of complete sends, which waits for progress: a pending operation
   std::set<uint16_t> numbers_;
   uint16_t last_number_ = 0;

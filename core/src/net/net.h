@@ -15,10 +15,10 @@
 
 namespace phx {
 
-// The name of a message among all those between two ranks of a group: a channel, or kMessages for what p2p/ sends; the
-// number of the call in that channel, modulo 2^13; and a number within the call.
+// The name of a message among all those between two ranks of a group: a channel, or one of these numbers for what p2p/
+// sends; the number of the call in that channel, modulo 2^13; and a number within the call.
 struct MessageName {
-  static constexpr uint32_t kMessages = 64, kMeeting = 65;
+  static constexpr uint32_t kMessages = 64, kMeeting = 65, kWindows = 66, kWindowReplies = 67;
   uint32_t channel;
   uint64_t call;
   uint32_t part;
@@ -55,6 +55,7 @@ class Net final : public Attachment {
   template <class Look, class Late>
   WaitResult wait(const char *operation, LazyDeadline &deadline, Look look, Late late);
   void sleep(int64_t ns) { endpoint_->sleep(ns); }  // until there may be something to move
+  int arm() { return endpoint_->arm_for_attendant(); }
   // The error of an operation whose transfer with that rank has failed, which is the thread's last error. Fails the
   // group.
   phx_status raise(const char *operation, uint64_t sequence, int peer);

@@ -49,7 +49,17 @@ struct MessageHead {
   bool operator==(const MessageHead &o) const { return tag == o.tag && dtype == o.dtype && count == o.count; }
 };
 
-enum class RecordKind : uint16_t { kEager = 1, kRts = 2, kCts = 3, kData = 4, kCredit = 5 };
+// The last three are those of windows (p2p/window.h), which have rings of their own.
+enum class RecordKind : uint16_t {
+  kEager = 1,
+  kRts = 2,
+  kCts = 3,
+  kData = 4,
+  kCredit = 5,
+  kPut = 6,
+  kGet = 7,
+  kReply = 8
+};
 
 struct RecordHeader {
   SharedWord flag;  // 0 until the record is complete, then derived from its place in the stream (flag_of)

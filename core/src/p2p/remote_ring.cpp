@@ -6,9 +6,10 @@
 
 namespace phx {
 
-RemoteRing::RemoteRing(Net &net, int peer, uint32_t first, size_t credit, size_t *leaving)
+RemoteRing::RemoteRing(Net &net, int peer, uint32_t channel, uint32_t first, size_t credit, size_t *leaving)
     : net_(net),
       peer_(peer),
+      channel_(channel),
       credit_(credit),
       leaving_(leaving),
       charged_(first),

@@ -19,9 +19,10 @@ class RemoteRing {
  public:
   static constexpr size_t kEagerBytes = size_t{8} << 10;
 
-  // `first`: where the counts of credit begin, and `credit`: the limit of both directions. *leaving: how many records
-  // of all rings are on their way out of this process.
-  RemoteRing(Net &net, int peer, uint32_t first, size_t credit, size_t *leaving);
+  // `channel`: one of those of MessageName, for this ring alone. `first`: where the counts of credit begin, and
+  // `credit`: the limit of both directions. *leaving: how many records of all rings are on their way out of this
+  // process.
+  RemoteRing(Net &net, int peer, uint32_t channel, uint32_t first, size_t credit, size_t *leaving);
   ~RemoteRing() { *leaving_ -= out_.size(); }
   RemoteRing(const RemoteRing &) = delete;
   RemoteRing &operator=(const RemoteRing &) = delete;
@@ -58,12 +59,8 @@ class RemoteRing {
     Transfers transfers;
   };
   static constexpr uint32_t kRest = 0x8000;  // in the number of a part: not a record
-  static MessageName record_name(uint32_t number) {
-    return {MessageName::kMessages, number, number >> 13 & (kRest - 1)};
-  }
-  static MessageName rest_name(uint32_t number) {
-    return {MessageName::kMessages, number, kRest | (number >> 13 & (kRest - 1))};
-  }
+  MessageName record_name(uint32_t number) const { return {channel_, number, number >> 13 & (kRest - 1)}; }
+  MessageName rest_name(uint32_t number) const { return {channel_, number, kRest | (number >> 13 & (kRest - 1))}; }
   bool has_room();
   void write(const Record &record);
   void tell_credit();
@@ -71,6 +68,7 @@ class RemoteRing {
 
   Net &net_;
   const int peer_;
+  const uint32_t channel_;
   const size_t credit_;
   size_t *const leaving_;
   std::array<std::unique_ptr<Buffer>, kPosted> in_;

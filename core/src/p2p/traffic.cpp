@@ -300,7 +300,7 @@ bool Messenger::accept(int source, const Record &record) {
     case RecordKind::kRts: return open_message(source, record);
     case RecordKind::kCts: return clear(source, record.head.tag);
     case RecordKind::kData: return append(source, record);
-    case RecordKind::kCredit: break;  // only a RemoteRing takes it
+    default: break;  // a RemoteRing takes credit, and windows have rings of their own
   }
   fail(nullptr, broken(source, "a record is of no known kind"));
   return false;

@@ -140,8 +140,7 @@ phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channe
       .peer(group_->rank_of(group_rank));
 }
 
-phx_status Symm::put_signal(int group_rank, uint32_t channel) {
-  const char *operation = "symm_put_signal";
+phx_status Symm::put_signal(int group_rank, uint32_t channel, const char *operation) {
   const phx_status status = check(operation, group_rank, channel);
   if (status != PHX_OK) return status;
   if (group_->interruption(group_rank).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
@@ -153,8 +152,12 @@ phx_status Symm::put_signal(int group_rank, uint32_t channel) {
   return PHX_OK;
 }
 
-phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms) {
-  const char *operation = "symm_wait_signal";
+uint32_t Symm::signals(int group_rank, uint32_t channel) const {
+  return signal_word(self_, channel, group_rank).load(std::memory_order_acquire) -
+         consumed_[static_cast<size_t>(channel) * size() + group_rank].load(std::memory_order_relaxed);
+}
+
+phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms, const char *operation) {
   const phx_status status = check(operation, group_rank, channel);
   if (status != PHX_OK) return status;
   // The state of the group is not checked first: a signal that has arrived can be consumed, whatever happened since.

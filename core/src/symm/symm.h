@@ -97,8 +97,11 @@ class Symm : public std::enable_shared_from_this<Symm> {
   };
 
   phx_status check(const char *operation, int group_rank, uint32_t channel) const;
-  phx_status put_signal(int group_rank, uint32_t channel);
-  phx_status wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms);
+  // `operation`: what errors name.
+  phx_status put_signal(int group_rank, uint32_t channel, const char *operation = "symm_put_signal");
+  phx_status wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms,
+                         const char *operation = "symm_wait_signal");
+  uint32_t signals(int group_rank, uint32_t channel) const;  // that have come and were not taken
   phx_status barrier(uint32_t channel, int64_t timeout_ms);
 
   // The C handle: one per Symm, counted. While there are references, it keeps this object and its group alive.

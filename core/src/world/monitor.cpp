@@ -174,7 +174,10 @@ void Monitor::on_event(int fd, uint32_t events) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (dials_by_fd_.count(fd) != 0) return advance_dial(fd);
     const auto found = by_fd_.find(fd);
-    if (found == by_fd_.end()) return;
+    if (found == by_fd_.end()) {
+      if (fd == chore_fd_) chore_ns_.store(0);
+      return;
+    }
     link = found->second;
   }
   if ((events & EPOLLOUT) != 0) flush(link);
@@ -569,9 +572,15 @@ void Monitor::begin_chore() {
 }
 
 void Monitor::do_chore() {
-  constexpr int64_t kPauseNs = 1000 * 1000;
+  constexpr int64_t kPauseNs = 1000 * 1000, kLongestPauseNs = 1000 * kPauseNs;
   chore_ns_.store(INT64_MAX);  // before the call: it may be begun again as soon as it has ended
-  if (chore_()) chore_ns_.store(now_ns() + kPauseNs);
+  const Progress::Next next = chore_();
+  if (!next.again) return;
+  constexpr uint32_t kOnce = EPOLLIN | EPOLLONESHOT;
+  const bool watched = next.fd >= 0 && (change_events(next.fd, kOnce) || watch_fd(next.fd, kOnce));
+  if (watched) chore_fd_ = next.fd;
+  int64_t not_begun = INT64_MAX;
+  chore_ns_.compare_exchange_strong(not_begun, now_ns() + (watched ? kLongestPauseNs : kPauseNs));
 }
 
 void Monitor::poke() {

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/event_loop.h"
+#include "base/progress.h"
 #include "world/host_handshake.h"
 #include "world/link.h"
 #include "world/recent_ids.h"
@@ -83,8 +84,9 @@ class Monitor : private EventLoop {
   // Waits for a short time at most until all messages that have arrived by now are read.
   void catch_up();
   void poke();  // makes waiters look at their `interrupted`
-  // begin_chore() has the thread call `chore` every millisecond until that returns false. Set before the start.
-  void set_chore(std::function<bool()> chore) { chore_ = std::move(chore); }
+  // begin_chore() has the thread call `chore` until that says no more: every millisecond, or if it returns a
+  // descriptor, when that is readable. Set before the start.
+  void set_chore(std::function<Progress::Next()> chore) { chore_ = std::move(chore); }
   void begin_chore();
 
  private:
@@ -144,7 +146,8 @@ class Monitor : private EventLoop {
   uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over; the thread writes the latter
   uint64_t woken_ = 0;                    // calls of catch_up that the thread knows of; the thread's own
   std::atomic<int64_t> redial_ns_{INT64_MAX};  // when a connection to another host is to be tried again
-  std::function<bool()> chore_;
+  std::function<Progress::Next()> chore_;
+  int chore_fd_ = -1;                         // the thread's own
   std::atomic<int64_t> chore_ns_{INT64_MAX};  // when it is to be called
   std::map<int, Fd> pending_;                 // strangers by descriptor; the thread's own, like those of other hosts
   std::map<int, std::unique_ptr<HostStranger>> pending_hosts_;

@@ -69,6 +69,7 @@ class World : public std::enable_shared_from_this<World> {
   AllocatorRegistry &allocators() { return allocators_; }
   CarrierSlot &carrier() { return carrier_; }
   BlockTable &blocks() { return blocks_; }
+  const BlockTable &blocks() const { return blocks_; }
   Progress &progress() { return progress_; }
   bool allows_fences() const { return allows_fences_; }
   const CpuQuota &cpu_quota() const { return cpu_quota_; }

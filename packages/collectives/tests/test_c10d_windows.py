@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _add_ephemeral_timeout_for_all_pgs, _get_default_group
 
-from c10d_groups import everybody_is_done, join, needs_torch, run_groups
+from c10d_groups import everybody_is_done, join, needs_torch, needs_ucx, run_groups
+from phalanx.collectives import c10d
 from phalanx.core import InvalidArgumentError
 from ranks import scratch
 
@@ -165,6 +166,11 @@ def wrong(rank, size):
         (lambda: window.wait_signal(size, True), f"rank {size} is not in the group"),
         (lambda: window.map_remote_tensor(size), f"rank {size} is not in the group"),
         (lambda: window.get_attr(size), f"rank {size} is not in the group"),
+        (lambda: c10d.window_get(window, peer, plain, 1), "exceeds the window size"),
+        (lambda: c10d.window_get(window, peer, plain[:1], -1), "nonnegative"),
+        (lambda: c10d.window_get(window, peer, plain[:1].int()), "does not match"),
+        (lambda: c10d.window_get(window, peer, plain[::2]), "contiguous"),
+        (lambda: c10d.window_get(window, size, plain), f"rank {size} is not in the group"),
     ):
         with pytest.raises(InvalidArgumentError, match=text):
             call()
@@ -201,6 +207,214 @@ def late_or_dead(rank, size):
 @pytest.mark.usefixtures("_symm_mem")
 def test_a_rank_whose_signal_does_not_come_is_named():  # P37
     run_groups(late_or_dead, 2, expect_exit={1: -signal.SIGKILL}, timeout=25)
+
+
+# ---- windows between hosts: ranks that are told to be on several, joined by UCX --------------------------------------
+
+HOSTS = pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1, 1), (0, 1, 0)], ids=lambda hosts: f"{len(hosts)} ranks")
+
+
+@pytest.fixture
+def _ucx(_symm_mem):
+    needs_ucx()
+
+
+def on(hosts):
+    return [{"PHALANX_HOST_ID": str(7 + host), "UCX_TLS": "tcp"} for host in hosts]
+
+
+def every_size(rank, size, hosts):
+    """From 1 B to 16 MiB, at an offset, in both directions of each pair."""
+    join(rank, size, seconds=120)
+    others = [each for each in range(size) if hosts[each] != hosts[rank]]
+    for dtype, counts in ((torch.uint8, (1, 1 << 10, 1 << 20)), (torch.bfloat16, (1, 5000)), (torch.int64, (1 << 21,))):
+        rows = shared(size, max(counts) + 2, dtype=dtype, value=1)
+        window = dist._new_window(rows)
+        for count in counts:
+
+            def sent(source, count=count, dtype=dtype):
+                return (torch.arange(count) + 3 * source).to(dtype)
+
+            for target in range(size):
+                window.put(sent(rank), target, rank * rows.shape[1] + 1, False)
+            for source in range(size):
+                window.wait_signal(source, False)
+                assert torch.equal(rows[source, 1 : 1 + count], sent(source))
+                assert rows[source, 0] == 1 and (count < max(counts) or rows[source, -1] == 1)  # and no more
+            dist.barrier()
+            for target in range(size):  # what lies in the windows of others, without a call on their side
+                got = c10d.window_get(window, target, torch.empty(count, dtype=dtype), rank * rows.shape[1] + 1)
+                assert torch.equal(got, sent(rank))
+            dist.barrier()
+        for other in others:
+            with pytest.raises(NotImplementedError, match=f"rank {other} is on another host.*window_get"):
+                window.map_remote_tensor(other)
+        for near in set(range(size)) - set(others):
+            assert torch.equal(window.map_remote_tensor(near)[near, 1:2], rows[near, 1:2])
+        window.tensor_deregister()
+    dist.destroy_process_group()
+
+
+@HOSTS
+@pytest.mark.usefixtures("_ucx")
+def test_puts_and_gets_between_hosts(hosts):  # P36
+    run_groups(every_size, len(hosts), hosts, env=on(hosts), timeout=170)
+
+
+def in_order(rank, size):
+    """All others overwrite the same rows of the last rank, which checks every byte when it sees a signal."""
+    join(rank, size, seconds=60)
+    rows = shared(size, 30000, dtype=torch.int32)
+    window = dist._new_window(rows)
+    target, at = size - 1, rank * 30000
+    for turn in range(150):
+        if rank == target:
+            for source in range(target):
+                for _ in range(3):  # of two puts and a signal
+                    window.wait_signal(source, False)
+                expected = torch.full((30000,), turn * size + source, dtype=torch.int32)
+                expected[100:200] = -turn
+                assert torch.equal(rows[source], expected)
+        else:
+            window.put(torch.full((30000,), turn * size + rank, dtype=torch.int32), target, at, False)
+            window.put(torch.full((100,), -turn, dtype=torch.int32), target, at + 100, False)
+            window.signal(target, False)
+        dist.barrier()
+    window.tensor_deregister()
+    dist.destroy_process_group()
+
+
+@HOSTS
+@pytest.mark.usefixtures("_ucx")
+def test_a_signal_between_hosts_comes_after_its_data(hosts):  # P36
+    run_groups(in_order, len(hosts), env=on(hosts), timeout=110)
+
+
+def passive(rank, size):
+    """Rank 1 is in no call while rank 0 puts and gets."""
+    join(rank, size)
+    tensor = shared(1 << 20)
+    window = dist._new_window(tensor)
+    store = dist.FileStore(str(scratch() / "bulletin"), -1)
+    if rank == 0:
+        sent = torch.randn(1 << 20)
+        window.put(sent, 1, 0, False)
+        assert torch.equal(c10d.window_get(window, 1, torch.empty(1 << 20)), sent)
+        assert torch.equal(c10d.window_get(window, 1, torch.empty(7), 100), sent[100:107])
+        store.set("done", b"")
+    else:
+        store.wait(["done"], LIMIT)
+        window.wait_signal(0, False)
+        assert tensor.any()
+    dist.barrier()
+    window.tensor_deregister()
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_ucx")
+def test_a_target_on_another_host_need_not_call_anything():  # P36
+    run_groups(passive, 2, env=on((0, 1)))
+
+
+@pytest.mark.usefixtures("_ucx")
+def test_wrong_arguments_between_hosts_send_nothing():  # P37
+    run_groups(wrong, 2, env=on((0, 1)))
+
+
+@pytest.mark.usefixtures("_ucx")
+def test_a_dead_rank_of_another_host_is_named():  # P37
+    run_groups(late_or_dead, 2, env=on((0, 1)), expect_exit={1: -signal.SIGKILL}, timeout=25)
+
+
+def put_for_ever(window):
+    while True:
+        window.put(torch.ones(1 << 22), 1, 0, False)
+
+
+def killed_while_put_into(rank, size):
+    join(rank, size, seconds=30)
+    window = dist._new_window(shared(1 << 22))
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(dist.DistBackendError, match=r"rank 1 \(pid \d+"):
+        put_for_ever(window)
+    with pytest.raises(dist.DistBackendError, match="rank 1"):
+        window.put(torch.ones(1), 1, 0, False)
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_ucx")
+def test_who_puts_into_a_rank_that_dies_is_told():  # P37
+    run_groups(killed_while_put_into, 2, env=on((0, 1)), expect_exit={1: -signal.SIGKILL}, timeout=25)
+
+
+def stopped(rank, size):
+    """Rank 1 is stopped, so nobody takes what rank 0 puts."""
+    join(rank, size, seconds=5)
+    window = dist._new_window(shared(1 << 22))
+    store = dist.FileStore(str(scratch() / "bulletin"), -1)
+    if rank == 1:
+        store.set("pid", str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
+        pid = int(store.get("pid"))
+        try:
+            with pytest.raises(dist.DistBackendError, match=r"window.put.*5000 ms.*rank 1 \(pid"):
+                put_for_ever(window)
+            with pytest.raises(dist.DistBackendError, match="revoked by an earlier failure"):
+                window.put(torch.ones(1), 1, 0, False)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_ucx")
+def test_a_put_into_a_stopped_rank_ends_in_time():  # P37
+    run_groups(stopped, 2, env=on((0, 1)), timeout=40)
+
+
+def aborted(rank, size):
+    join(rank, size)
+    window = dist._new_window(shared(4))
+    dist.barrier()
+    waits = window.wait_signal(1 - rank, True)
+    if rank == 0:
+        backend().abort()
+    with pytest.raises(dist.DistBackendError, match="abort"):
+        waits.wait()
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_ucx")
+def test_an_abort_ends_waits_between_hosts():  # P37
+    run_groups(aborted, 2, env=on((0, 1)))
+
+
+def dropped_while_put_into(rank, size):
+    """Rank 1 lets go of its window without a word, while rank 0 goes on."""
+    join(rank, size)
+    first, second = dist._new_window(shared(1 << 18)), dist._new_window(shared(4))
+    dist.barrier()
+    if rank == 1:
+        del first
+        second.signal(0, False)
+    for _ in range(20):
+        if rank == 0:
+            first.put(torch.ones(1 << 18), 1, 0, False)
+            first.put(torch.ones(4), 1, 0, False)
+    if rank == 0:
+        second.wait_signal(1, False)
+        with pytest.raises(dist.DistBackendError, match="has released the window"):
+            c10d.window_get(first, 1, torch.empty(4))
+    dist.barrier()
+    second.tensor_deregister()
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("_ucx")
+def test_a_window_may_go_while_another_host_puts():  # P37
+    run_groups(dropped_while_put_into, 2, env=on((0, 1)))
 
 
 # ---- hooks -----------------------------------------------------------------------------------------------------------

@@ -104,20 +104,13 @@ class Connection(Protocol):
 class SymmetricMemory(Protocol):
     """Where windows of the backend find the memory of tensors: phalanx.symm_mem, once it was imported."""
 
-    def block(self, tensor: torch.Tensor) -> int:
-        """The first byte of the block that a tensor lies in; 0 if it lies in none. Not collective.
+    def block(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """The first byte of the block that a tensor lies in, and the address of the phx_world of that block.
+
+        Two zeros if it lies in none. Not collective.
 
         Args:
             tensor: On the CPU.
-        """
-
-    def rendezvous(self, tensor: torch.Tensor, group_name: str, timeout_ms: int) -> int:
-        """The address of the phx_symm of that block, which the callee keeps. Collective.
-
-        Args:
-            tensor: One that `block` finds.
-            group_name: Name of the process group.
-            timeout_ms: How long to wait for the others.
         """
 
 

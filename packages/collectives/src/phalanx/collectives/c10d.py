@@ -25,6 +25,7 @@ from datetime import timedelta
 from typing import Any
 
 import phalanx_torch_autoload
+import torch
 import torch.distributed as dist
 
 from phalanx.collectives import _registry, _torch_compat
@@ -44,6 +45,7 @@ __all__ = [
     "register",
     "set_symmetric_memory",
     "set_timeout",
+    "window_get",
 ]
 
 
@@ -137,9 +139,36 @@ def set_symmetric_memory(memory: SymmetricMemory) -> None:
     """Say where windows of this backend find the memory of tensors. phalanx.symm_mem does it when it is imported.
 
     Args:
-        memory: What finds the blocks of tensors, and lets the ranks of a group map them.
+        memory: What finds the blocks of tensors.
     """
     _registry.symmetric_memory = memory
+
+
+def window_get(window: Any, rank: int, out: torch.Tensor, offset: int = 0) -> torch.Tensor:
+    """Copy from the window of a rank, without a call on its side: also from another host, unlike `map_remote_tensor`.
+
+    Not collective. It sees what this rank has put there before. Windows came with torch 2.14.
+
+    Args:
+        window: A window of a group of this backend, with a tensor that is registered.
+        rank: The rank of the group in whose window it reads.
+        out: Where to copy it: a contiguous tensor on the CPU of the dtype of that window. Its number of elements is
+            how many are copied.
+        offset: The first element of the window.
+
+    Returns:
+        `out`.
+
+    Raises:
+        InvalidArgumentError: The rank, the dtype or the elements are not those of the window; nothing was sent.
+        NotImplementedError: The installed torch has no windows.
+        DistBackendError: The other rank died, has released its window, or did not answer within the timeout.
+    """
+    get = getattr(_build.module(), "window_get", None)
+    if get is None:
+        raise NotImplementedError(f"window_get: windows came with torch 2.14, and this is {torch.__version__}")
+    get(window, out, rank, offset)
+    return out
 
 
 def changed_store(group: dist.ProcessGroup) -> Any:

@@ -119,12 +119,9 @@ def _handle(allocation: Allocation, members: RankGroup, symm: Symm, offset: int)
 class _WindowMemory:
     """What windows of the backend `phalanx` need of this package."""
 
-    def block(self, tensor: torch.Tensor) -> int:
+    def block(self, tensor: torch.Tensor) -> tuple[int, int]:
         place = find(tensor, "window.tensor_register")
-        return 0 if place is None else place[0].address
-
-    def rendezvous(self, tensor: torch.Tensor, group_name: str, timeout_ms: int) -> int:
-        return int(ffi.cast("uintptr_t", rendezvous(tensor, group_name, timeout_ms=timeout_ms).symm.pointer))
+        return (0, 0) if place is None else (place[0].address, int(ffi.cast("uintptr_t", current().world.pointer)))
 
 
 c10d.set_symmetric_memory(_WindowMemory())

@@ -182,14 +182,9 @@ class Connection:
         """Where the core's group is in memory, and the token of its bootstrap. Collective the first time."""
         return int(ffi.cast("uintptr_t", self.group(timeout_ms).pointer)), self.token
 
-    def block(self, tensor: torch.Tensor) -> int:
-        """The first byte of the block of symmetric memory that a tensor lies in; 0 if it lies in none."""
-        return 0 if _registry.symmetric_memory is None else _registry.symmetric_memory.block(tensor)
-
-    def rendezvous(self, tensor: torch.Tensor, timeout_ms: int) -> int:
-        """The address of the phx_symm of that block with this group. Collective."""
-        assert _registry.symmetric_memory is not None  # `block` has found it there
-        return _registry.symmetric_memory.rendezvous(tensor, self.key, timeout_ms)
+    def block(self, tensor: torch.Tensor) -> tuple[int, int]:
+        """The block of symmetric memory that a tensor lies in: see `SymmetricMemory.block`."""
+        return (0, 0) if _registry.symmetric_memory is None else _registry.symmetric_memory.block(tensor)
 
     def close(self) -> None:
         """Let go of the core's group; whoever is meeting gives up. Not collective. A second call does nothing."""

@@ -41,14 +41,14 @@ namespace phalanx {
   X(group_release)                \
   X(group_revoke)                 \
   X(group_set_timeout)            \
-  X(symm_alloc)                   \
-  X(symm_buffer)                  \
-  X(symm_get_info)                \
-  X(symm_put_signal)              \
-  X(symm_release)                 \
-  X(symm_retain)                  \
-  X(symm_signal_pad)              \
-  X(symm_wait_signal)             \
+  X(window_create)                \
+  X(window_flush)                 \
+  X(window_get)                   \
+  X(window_get_signals)           \
+  X(window_memory)                \
+  X(window_put)                   \
+  X(window_release)               \
+  X(window_wait_signal)           \
   X(work_test)                    \
   X(work_expire)                  \
   X(work_wait)                    \

@@ -32,9 +32,11 @@ struct Hooks {
   };
   std::function<Connection(Milliseconds)> connect;  // collective: the bootstrap of the ranks
   std::function<void()> disconnect;                 // releases the group; may be called several times
-  // The first byte of the block of symmetric memory that a tensor lies in; null: in none.
-  std::function<const char *(const at::Tensor &)> block;
-  std::function<phx_symm *(const at::Tensor &, Milliseconds)> rendezvous;  // collective; borrowed
+  struct Block {
+    char *base;        // null: none
+    phx_world *world;  // in which it was allocated
+  };
+  std::function<Block(const at::Tensor &)> block;  // of symmetric memory that a tensor lies in
   // Calls a function without the interpreter's lock, whether or not this thread has it.
   std::function<void(const std::function<void()> &)> unlocked;
 };

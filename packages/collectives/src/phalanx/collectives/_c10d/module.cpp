@@ -9,6 +9,7 @@
 
 #include "checked.h"
 #include "show_ops.h"
+#include "window.h"
 
 namespace py = pybind11;
 
@@ -94,8 +95,8 @@ void close_all() {
 using Functions = std::unordered_map<std::string, uintptr_t>;
 
 // The ranks that Python describes: (position of this rank, global ranks, store, connection). A connection has the
-// methods address(timeout in ms) -> (address of a phx_group, token), called at the first use, close(), and those of
-// Hooks for symmetric memory.
+// methods address(timeout in ms) -> (address of a phx_group, token), called at the first use, close(), and
+// block(tensor) -> (addresses of the block of symmetric memory that it lies in, and of the phx_world of that).
 phalanx::Roster roster_of(const Functions &functions, const std::string &name, const py::tuple &described) {
   const py::object connection = described[3];
   Hooks hooks;
@@ -111,14 +112,12 @@ phalanx::Roster roster_of(const Functions &functions, const std::string &name, c
     if (Py_IsInitialized() != 0) held.call([](py::object &function) { function(); });
   };
   hooks.block = [held = Callable(connection.attr("block"))](const at::Tensor &tensor) {
-    uintptr_t address = 0;
-    held.call([&](py::object &function) { address = function(tensor).cast<uintptr_t>(); });
-    return reinterpret_cast<const char *>(address);
-  };
-  hooks.rendezvous = [held = Callable(connection.attr("rendezvous"))](const at::Tensor &tensor, Milliseconds timeout) {
-    uintptr_t address = 0;
-    held.call([&](py::object &function) { address = function(tensor, timeout.count()).cast<uintptr_t>(); });
-    return reinterpret_cast<phx_symm *>(address);
+    Hooks::Block block{};
+    held.call([&](py::object &function) {
+      const auto [base, world] = function(tensor).cast<std::pair<uintptr_t, uintptr_t>>();
+      block = {reinterpret_cast<char *>(base), reinterpret_cast<phx_world *>(world)};
+    });
+    return block;
   };
   hooks.unlocked = unlocked;
   auto engine = std::make_shared<phalanx::Engine>(phalanx::load_core(functions), name, std::move(hooks));
@@ -163,6 +162,16 @@ PYBIND11_MODULE(phalanx_c10d, module) {
   module.def("create", &create);
   module.def("close_all", &close_all);
   phalanx::add_recording(module);
+#ifdef C10D_BACKEND_HAS_WINDOW
+  module.def(
+      "window_get",
+      [](const c10::intrusive_ptr<c10d::Window> &window, const at::Tensor &out, int64_t rank, int64_t offset) {
+        auto *const own = dynamic_cast<phalanx::Window *>(window.get());
+        phalanx::require(own != nullptr, "window_get: the window is of another backend than phalanx");
+        own->get(out, rank, offset);
+      },
+      py::call_guard<py::gil_scoped_release>());
+#endif
   module.def("set_invalid", [](const py::object &type) {  // the class that InvalidArgument is in Python
     static PyObject *invalid = nullptr;
     invalid = type.inc_ref().ptr();

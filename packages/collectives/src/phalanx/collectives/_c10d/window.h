@@ -1,4 +1,4 @@
-// One-sided communication: torch 2.14's windows on symmetric memory of the core.
+// One-sided communication: torch 2.14's windows, which are those of the core.
 #pragma once
 
 #include "backend.h"
@@ -6,7 +6,8 @@
 #ifdef C10D_BACKEND_HAS_WINDOW
 #include <torch/csrc/distributed/c10d/Window.hpp>
 
-#include <deque>
+#include <memory>
+#include <vector>
 
 namespace phalanx {
 
@@ -14,7 +15,7 @@ namespace phalanx {
 // does; `signal` counts one more, and `wait_signal` takes one. Each window has signals of its own.
 class Window final : public c10d::Window {
  public:
-  explicit Window(c10::intrusive_ptr<Backend> backend);  // collective
+  explicit Window(c10::intrusive_ptr<Backend> backend);
 
   void tensor_register(const at::Tensor &tensor, bool owning) override;
   void tensor_deregister() override;
@@ -24,22 +25,29 @@ class Window final : public c10d::Window {
   C10dWork signal(int64_t rank, bool async, const c10d::SignalOptions &opts) override;
   C10dWork wait_signal(int64_t rank, bool async, const c10d::WaitSignalOptions &opts) override;
   c10d::WindowAttr get_attr(int64_t rank) override;
+  // What map_remote_tensor is for on one host, between any: copies elements from `offset` on into `out`.
+  void get(const at::Tensor &out, int64_t rank, int64_t offset);
 
  private:
+  using Handle = std::shared_ptr<phx_window>;
   class Wait;
-  const at::Tensor &part(int64_t rank, const char *what) const;  // what a rank registered, as it is mapped here
+  struct Part {  // what a rank has registered
+    at::ScalarType dtype;
+    std::vector<int64_t> sizes;
+    int64_t count;      // of elements
+    at::Tensor mapped;  // undefined for a rank of another host
+  };
+  const Part &part(int64_t rank, const char *what) const;
   void check_rank(int64_t rank, const char *what) const;
-  void count(int64_t rank, const char *what) const;  // one signal for a rank
-  bool has_signal(int rank) const;
-  void take(int rank, Milliseconds timeout);
+  // That elements of a tensor, which is on the CPU, fit into the part of a rank.
+  void check_fits(const at::Tensor &tensor, int64_t rank, int64_t offset, const char *what) const;
+  void check(phx_status status, const char *what) const;
 
   const c10::intrusive_ptr<Backend> backend_;
   const std::shared_ptr<Engine> engine_;
-  const int rank_, size_;
-  std::shared_ptr<phx_symm> pads_;  // a block for its signal pads alone
-  uint32_t pad_stride_ = 0;
-  std::deque<std::atomic<uint32_t>> taken_;  // how many signals of each rank were waited for
-  std::vector<at::Tensor> parts_;
+  const int size_;
+  Handle window_;
+  std::vector<Part> parts_;
   std::optional<at::Tensor> kept_;
 };
 

@@ -1,0 +1,128 @@
+// Implements phx_window_*.
+#include "p2p/window.h"
+#include "api/entry.h"
+
+using phx::fail;
+using phx::with_handle;
+using phx::with_live_handle;
+using phx::with_timeout;
+
+namespace {
+
+phx_status check_memory(const char *operation, const phx::World &world, const void *base, size_t bytes,
+                        phx::BlockRef *out, size_t *offset) {
+  *out = world.blocks().find(base);
+  if (!*out || !(*out)->live() || (*out)->imported)
+    return fail(PHX_ERR_NOT_FOUND, operation,
+                "%s: %p is not memory that this rank can share. Allocate it with phx_mem_alloc "
+                "(phalanx.symm_mem.empty).",
+                operation, base);
+  if ((*out)->on_device())
+    return fail(PHX_ERR_UNSUPPORTED, operation,
+                "%s: the memory is on a GPU, and windows are in memory of the host; allocate it with device NULL",
+                operation);
+  *offset = static_cast<size_t>(static_cast<const char *>(base) - static_cast<const char *>((*out)->base));
+  if (bytes > (*out)->size - *offset)
+    return fail(PHX_ERR_INVALID, operation, "%s: %zu bytes at %p end beyond the block, which has %zu bytes", operation,
+                bytes, base, (*out)->size);
+  return PHX_OK;
+}
+
+phx_status check_data(const char *operation, const void *data, size_t bytes) {
+  if (data != nullptr || bytes == 0) return PHX_OK;
+  return fail(PHX_ERR_INVALID, operation, "%s: data is NULL, but bytes is not 0", operation);
+}
+
+}  // namespace
+
+extern "C" {
+
+phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, size_t bytes, int64_t timeout_ms,
+                             phx_window **out) {
+  const char *operation = "window_create";
+  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
+    phx::Windows &windows = phx::windows_of(g);
+    phx::BlockRef block;
+    size_t offset = 0;
+    int64_t timeout = 0;
+    phx_status status = PHX_OK;
+    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (status == PHX_OK && memory != nullptr) status = phx::check_handle(operation, memory);
+    if (status == PHX_OK)
+      status = check_memory(operation, memory != nullptr ? *memory->ptr : g.world(), base, bytes, &block, &offset);
+    if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
+    if (status != PHX_OK) return windows.refuse();
+    if (g.failed()) return g.raise_revoked(operation);
+    auto made = std::make_unique<phx_window>();
+    made->group = group->ptr;
+    status = windows.create(block, offset, bytes, timeout, &made->window);
+    if (status == PHX_OK) *out = made.release();
+    return status;
+  });
+}
+
+phx_status phx_window_put(phx_window *window, int32_t group_rank, size_t offset, const void *data, size_t bytes,
+                          int32_t signal, int64_t timeout_ms) {
+  const char *operation = "window_put";
+  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
+    phx_status status = w.check(operation, group_rank, offset, bytes);
+    if (status == PHX_OK) status = check_data(operation, data, bytes);
+    return status != PHX_OK ? status : w.put(group_rank, offset, data, bytes, signal != 0, timeout);
+  });
+}
+
+phx_status phx_window_get(phx_window *window, int32_t group_rank, size_t offset, void *data, size_t bytes,
+                          int64_t timeout_ms) {
+  const char *operation = "window_get";
+  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
+    phx_status status = w.check(operation, group_rank, offset, bytes);
+    if (status == PHX_OK) status = check_data(operation, data, bytes);
+    return status != PHX_OK ? status : w.get(group_rank, offset, data, bytes, timeout);
+  });
+}
+
+phx_status phx_window_wait_signal(phx_window *window, int32_t group_rank, int64_t timeout_ms) {
+  const char *operation = "window_wait_signal";
+  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
+    const phx_status status = w.check(operation, group_rank, 0, 0);
+    return status != PHX_OK ? status : w.wait_signal(group_rank, timeout);
+  });
+}
+
+phx_status phx_window_get_signals(phx_window *window, int32_t group_rank, uint32_t *out) {
+  const char *operation = "window_get_signals";
+  return with_handle(operation, window, [&](phx::Window &w) -> phx_status {
+    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    const phx_status status = w.check(operation, group_rank, 0, 0);
+    if (status == PHX_OK) *out = w.signals(group_rank);
+    return status;
+  });
+}
+
+phx_status phx_window_flush(phx_window *window, int64_t timeout_ms) {
+  return with_timeout("window_flush", window, timeout_ms,
+                      [&](phx::Window &, int64_t timeout) { return phx::windows_of(*window->group).flush(timeout); });
+}
+
+void *phx_window_memory(phx_window *window, int32_t group_rank) {
+  const char *operation = "window_memory";
+  void *found = nullptr;
+  (void)with_handle(operation, window, [&](const phx::Window &w) -> phx_status {
+    const phx_status status = w.check(operation, group_rank, 0, 0);
+    if (status != PHX_OK) return status;
+    found = w.memory(group_rank);
+    if (found != nullptr) return PHX_OK;
+    const phx::Group &g = *window->group;
+    return fail(PHX_ERR_UNSUPPORTED, operation,
+                "%s: %s shares no memory with rank %d; use phx_window_get and phx_window_put", operation,
+                g.describe(group_rank).c_str(), g.self_rank());
+  });
+  return found;
+}
+
+void phx_window_release(phx_window *window) {
+  if (window == nullptr || phx::is_inherited(window)) return;
+  const std::shared_ptr<phx::Group> group = window->group;
+  delete window;
+}
+}
