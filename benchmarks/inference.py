@@ -1,7 +1,7 @@
 """What inference engines ask of a group of CPUs: Phalanx beside gloo and the engines' own kernels, in turns in one run.
 
-    .venv/bin/pip download --no-deps --no-binary :all: deepspeed==0.19.8   # and vllm==0.33.0, where wanted
-    .venv/bin/python benchmarks/inference.py [--deepspeed FILE.tar.gz] [--vllm FILE.tar.gz] [--ranks 2,4] [--json FILE]
+    .venv/bin/pip download --no-deps --no-binary :all: deepspeed==0.19.8   # and vllm==0.33.0
+    .venv/bin/python benchmarks/inference.py [--deepspeed FILE.tar.gz] [--vllm FILE.tar.gz] [--json FILE]
 
 The sources of an engine's shared-memory kernel are taken from the archive or folder, and compiled for the installed
 PyTorch; nothing else of the engine is needed. SGLang's kernel is not in its archive; it works as DeepSpeed's. Each
@@ -33,7 +33,7 @@ from phalanx import symm_mem
 from phalanx.collectives import inference
 
 Call = Callable[[], Any]
-REDUCED = ((1, 4096), (8, 4096), (128, 4096), (1024, 4096), (1024, 8192), (8192, 8192))
+REDUCED = ((1, 4096), (8, 4096), (128, 4096), (1024, 4096), (1024, 8192))
 JOINED = ((1, 4096), (1, 32000), (64, 32000))  # hidden states, and parts of logits
 SENT = ((1, 4096), (128, 4096), (1024, 4096))
 ROUNDS = 40
@@ -71,11 +71,13 @@ def unpacked(source: Path, folder: Path) -> Path:
 
 
 def build(name: str, source: Path, folder: Path) -> Path:
-    """Compile the kernel of an engine; returns the path of the extension module."""
+    """Compile the kernel of an engine, if the folder has it not yet; returns the path of the extension module."""
     from torch.utils import cpp_extension
 
     folder = folder / name
-    folder.mkdir()
+    if made := next(folder.glob("*.so"), None):
+        return made
+    folder.mkdir(parents=True, exist_ok=True)
     csrc = unpacked(source, folder)
     if name == "deepspeed":
         sources = [csrc / "cpu/comm/shm_interface.cpp", csrc / "cpu/comm/shm.cpp"]
@@ -296,6 +298,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--deepspeed", type=Path, help="DeepSpeed's source archive, or the folder of its sources")
     parser.add_argument("--vllm", type=Path, help="the same of vLLM; its kernel needs a processor with AVX-512")
+    parser.add_argument("--build", type=Path, help="a folder that keeps the compiled kernels for the next run")
     parser.add_argument("--ranks", type=lambda text: [int(each) for each in text.split(",")], default=[2, 4])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", type=Path)
@@ -304,7 +307,7 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         engines = {name: source for name in ("deepspeed", "vllm") if (source := getattr(options, name)) is not None}
-        built = {name: build(name, source, Path(folder)) for name, source in engines.items()}
+        built = {name: build(name, source, options.build or Path(folder)) for name, source in engines.items()}
         for ranks in options.ranks:
             rows += answer_of(rank_main, ranks, options, built)
             show([row for row in rows if row["ranks"] == ranks])
