@@ -38,7 +38,7 @@ JOINED = ((1, 4096), (1, 32000), (64, 32000))  # hidden states, and parts of log
 SENT = ((1, 4096), (128, 4096), (1024, 4096))
 ROUNDS = 40
 
-# How the functions of vLLM 0.33 are declared, and made known to PyTorch; its header wants one function of SLEEF.
+# How the functions of vLLM 0.33 are declared, and made known to PyTorch; its header wants functions of SLEEF.
 VLLM = """
 #include <torch/extension.h>
 int64_t init_shm_manager(const std::string &, int64_t, int64_t, int64_t);
@@ -58,7 +58,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("recv", &shm_recv_tensor_list);
 }
 """
-SLEEF = "#include <immintrin.h>\n__m512 Sleef_tanhf16_u10(__m512);\n"
+SLEEF = "#include <immintrin.h>\n__m512 Sleef_tanhf16_u10(__m512), Sleef_erff16_u10(__m512);\n"
 
 
 def unpacked(source: Path, folder: Path) -> Path:
