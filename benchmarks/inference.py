@@ -262,7 +262,7 @@ def rank_main(rank: int, ranks: int, path: str, options: argparse.Namespace, bui
             forms = getattr(calls, name)(torch.zeros(shape, dtype=torch.bfloat16))
             nbytes = 2 * shape[0] * shape[1]
             turns = max(8, min(options.rounds, (256 << 20) // nbytes))
-            # vLLM's kernel never returns where a rank that only sends is two calls ahead.
+            # One call at a time where a rank only sends: it could run ahead of the kernels' counters.
             repeats = 10 if nbytes <= 1 << 16 and name in ("all_reduce", "all_gather") else 1
             times: dict[str, list[float]] = {label: [] for label in forms}
             for turn in range(turns + 2):
