@@ -45,7 +45,7 @@ def test_a_project_outside_the_tree_finds_the_installed_package(tmp_path: Path) 
     run("cmake", "-S", "project", "-B", "build", f"-DCMAKE_PREFIX_PATH={cmake_dir()}", cwd=tmp_path)
     run("cmake", "--build", "build", cwd=tmp_path)
     assert run("build/phalanx_embed", cwd=tmp_path).count(": 1 + 2 = 3\n") == 2
-    for program in ("two_ranks_c", "two_ranks_cpp", "more"):
+    for program in ("two_ranks_c", "two_ranks_cpp", "tensor_parallel", "more"):
         assert "all is right" in run(f"build/phalanx_{program}", cwd=tmp_path)
 
 
