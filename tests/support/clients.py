@@ -40,7 +40,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,9 +143,6 @@ def _rank_program(module_file: str, name: str) -> None:
         result = getattr(module, name)(rank, *args)
         torch.save(result, rank.folder / f"part.{rank.rank}")
         (rank.folder / f"part.{rank.rank}").rename(rank.folder / f"result.{rank.rank}")
-    except Exception:
-        (rank.folder / f"error.{rank.rank}").write_text(traceback.format_exc())
-        raise
     finally:
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_initialized():
@@ -424,9 +420,7 @@ class _World:
             problems = []
             if rank < len(self.processes) and (code := self.processes[rank].poll()) != 0:
                 problems.append("was still running" if code is None else f"ended with exit status {code}")
-            if (error := self.folder / f"error.{rank}").exists():
-                problems.append(error.read_text())
-            elif not problems and not (self.folder / f"result.{rank}").exists():
+            elif not (self.folder / f"result.{rank}").exists():
                 problems.append("ended before the function returned")
             if problems:
                 output = self.folder / f"output.{min(rank, len(self.processes) - 1)}"
