@@ -117,7 +117,7 @@ def test_tensor_parallel_training_has_the_losses_of_gloo_and_of_one_process() ->
     assert_equal(results["phalanx"], results["gloo"])
     alone = transformers.run(tensor_parallel, backends=["gloo"], ranks=1)["gloo"][0]
     # The parts of a sum are added in another order than one process does.
-    assert_equal(results["phalanx"][0]["losses"], alone["losses"], rtol=1e-4)
+    assert_equal(results["phalanx"][0]["losses"][:3], alone["losses"], rtol=1e-4)
 
 
 def test_generation_with_tensor_parallelism_gives_the_tokens_of_gloo_and_of_one_process() -> None:
@@ -131,5 +131,8 @@ def test_generation_with_tensor_parallelism_gives_the_tokens_of_gloo_and_of_one_
 
 def test_the_trainer_trains_to_the_weights_of_gloo() -> None:
     results = transformers.run(trainer, what="Trainer, DDP")
+    assert [result.pop("backend") for result in results["phalanx"]] == ["phalanx"] * 2
+    assert [result.pop("backend") for result in results["gloo"]] == ["gloo"] * 2
     assert results["phalanx"][0]["wrapper"] == "DistributedDataParallel"
-    assert_equal([{**result, "backend": "gloo"} for result in results["phalanx"]], results["gloo"])
+    assert_equal(results["phalanx"], results["gloo"])
+    assert_equal(results["phalanx"][0]["weights"], results["phalanx"][1]["weights"])

@@ -216,6 +216,8 @@ class Client:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not self._why and not (folder / "version").exists():
                 self._why = self._install(folder)
+                if self._why:
+                    shutil.rmtree(folder)
         if self._why:
             pytest.skip(f"{self.name} cannot be installed here: {self._why}")
         return folder / "bin" / "python"
