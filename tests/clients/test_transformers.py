@@ -36,10 +36,12 @@ def tokens(rows: int, length: int = 32) -> torch.Tensor:
 def load_in_parts(rank: Rank) -> Any:
     """The model as each rank reads its part of it from a checkpoint, by the plan that its class has."""
     from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
 
     make_model().save_pretrained(rank.folder / "checkpoint")  # the first rank does it
     dist.barrier()
-    return AutoModelForCausalLM.from_pretrained(rank.folder / "checkpoint", tp_plan="auto")
+    plan = DistributedConfig(tp_plan="auto")
+    return AutoModelForCausalLM.from_pretrained(rank.folder / "checkpoint", distributed_config=plan)
 
 
 def tensor_parallel(rank: Rank) -> dict[str, Any]:
