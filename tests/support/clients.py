@@ -40,7 +40,6 @@ import sys
 import sysconfig
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,6 +56,7 @@ CONTEXT = "PHX_CLIENT_CONTEXT"  # what a rank has to know, as JSON
 
 times: list[dict[str, Any]] = []  # one row for each function that was run with turns
 in_turns = False  # set by --times
+realtime = False  # set by --realtime
 
 
 # ---- inside a rank ------------------------------------------------------------------------------------------------
@@ -78,6 +78,7 @@ class Rank:
     size: int
     folder: Path
     turns: str = ""  # the address of who gives turns; "" if nobody does
+    realtime: bool = False  # whether the rest of the machine has to wait during a turn
     _connection: Any = None
     _warm: bool = False
     _turns_taken: int = 0
@@ -90,7 +91,9 @@ class Rank:
         context = json.loads(os.environ[CONTEXT])
         names = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")  # of torchrun, and of two kinds of mpiexec
         rank = next((int(os.environ[name]) for name in names if name in os.environ), 0)
-        return cls(context["backend"], rank, context["size"], Path(context["folder"]), context["turns"])
+        return cls(
+            context["backend"], rank, context["size"], Path(context["folder"]), context["turns"], context["realtime"]
+        )
 
     def count(self, steps: int) -> int:
         """How many steps to take where a test takes `steps`: with --times many more."""
@@ -112,6 +115,7 @@ class Rank:
     def end_step(self) -> None:
         self._seconds.append(time.perf_counter() - self._began)
         if self.turns and len(self._seconds) == (STEPS_OF_A_TURN if self._warm else WARM_STEPS):
+            self._schedule(os.SCHED_OTHER, 0)
             self._connection.sendall(json.dumps(self._seconds).encode() + b"\n")
             self._turns_taken += self._warm
             self._warm, self._seconds = True, []
@@ -124,6 +128,12 @@ class Rank:
             self._connection = socket.socket(socket.AF_UNIX)
             self._connection.connect(self.turns)
         assert self._connection.recv(1) == b"."
+        self._schedule(os.SCHED_RR, 1)
+
+    def _schedule(self, policy: int, priority: int) -> None:
+        for thread in os.listdir("/proc/self/task") if self.realtime else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setscheduler(int(thread), policy, os.sched_param(priority))
 
 
 def _rank_program(module_file: str, name: str) -> None:
@@ -144,9 +154,6 @@ def _rank_program(module_file: str, name: str) -> None:
         result = getattr(module, name)(rank, *args)
         torch.save(result, rank.folder / f"part.{rank.rank}")
         (rank.folder / f"part.{rank.rank}").rename(rank.folder / f"result.{rank.rank}")
-    except Exception:
-        (rank.folder / f"error.{rank.rank}").write_text(traceback.format_exc())
-        raise
     finally:
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_initialized():
@@ -220,6 +227,8 @@ class Client:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not self._why and not (folder / "version").exists():
                 self._why = self._install(folder)
+                if self._why:
+                    shutil.rmtree(folder)
         if self._why:
             pytest.skip(f"{self.name} cannot be installed here: {self._why}")
         return folder / "bin" / "python"
@@ -286,7 +295,7 @@ class Client:
             env: Environment variables of the processes.
             launcher: A command that starts all ranks of a backend, such as ["mpiexec", "-n", "2", client.python].
                 Without it each rank is started with the variables that torchrun sets.
-            seconds: A deadline for everything.
+            seconds: A deadline for everything; with --times five times as many.
             what: What the times are of; the name of the function says it otherwise.
 
         Returns:
@@ -307,6 +316,7 @@ class Client:
         timed = in_turns and len(backends) == 2
         file = sys.modules[function.__module__].__file__
         command = [*(launcher or [python]), __file__, file, function.__name__]
+        seconds *= 5 if timed else 1
         deadline = time.monotonic() + seconds * float(os.environ.get("PHX_TEST_TIMEOUT_SCALE", "1"))
         with contextlib.ExitStack() as stack:
             worlds = []
@@ -354,7 +364,7 @@ class _World:
             self.listener.bind(context["turns"])
             self.listener.listen()
             self.listener.settimeout(0.05)
-        context["parent"] = os.getpid()
+        context |= {"parent": os.getpid(), "realtime": self.timed and realtime}
         home = self.folder / "home"
         home.mkdir()
         with socket.socket() as free:
@@ -424,9 +434,7 @@ class _World:
             problems = []
             if rank < len(self.processes) and (code := self.processes[rank].poll()) != 0:
                 problems.append("was still running" if code is None else f"ended with exit status {code}")
-            if (error := self.folder / f"error.{rank}").exists():
-                problems.append(error.read_text())
-            elif not problems and not (self.folder / f"result.{rank}").exists():
+            elif not (self.folder / f"result.{rank}").exists():
                 problems.append("ended before the function returned")
             if problems:
                 output = self.folder / f"output.{min(rank, len(self.processes) - 1)}"
@@ -475,7 +483,7 @@ def print_times(path: Path, write: Callable[[str], Any]) -> None:
     import torch
 
     about = {"torch": torch.__version__, "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
-    about |= {"turns": TURNS, "steps_of_a_turn": STEPS_OF_A_TURN}
+    about |= {"realtime": realtime, "turns": TURNS, "steps_of_a_turn": STEPS_OF_A_TURN}
     path.write_text(json.dumps({"about": about, "rows": times}, indent=1) + "\n")
     write(f"{'client':16} {'version':10} {'case':36} {'phalanx ms':>10} {'gloo ms':>10} {'ratio':>6}")
     for row in times:
