@@ -18,6 +18,7 @@ def start_by_mpi(backend: str) -> None:
     """Make the default process group of the processes that `mpiexec -n 4 python program.py` has started."""
     import socket
 
+    import torch.distributed as dist
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD

@@ -113,6 +113,7 @@ def replica(rank: Rank) -> dict[str, Any]:
         rank=0,
         world_size=1,
         timeout=LIMIT,
+        quorum_timeout=2 * LIMIT,  # the survivor waits for the new one
         hostname="localhost",
     )
     ddp, optimizer = ft.DistributedDataParallel(manager, model), ft.Optimizer(manager, sgd)
