@@ -34,7 +34,7 @@ def tensor_parallel(rank: Rank, own_memory: bool) -> list[torch.Tensor]:
     """
     import os
 
-    os.environ["VLLM_DIST_IDENT"] = "test" if own_memory else str(rank.rank)
+    os.environ["VLLM_DIST_IDENT"] = f"{os.environ['MASTER_PORT']}{'' if own_memory else rank.rank}"
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state, tensor_model_parallel_all_gather
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
