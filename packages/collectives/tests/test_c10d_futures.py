@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from c10d_groups import join, run_groups
 from phalanx.collectives import c10d
@@ -109,26 +108,54 @@ def test_a_callback_that_raises_or_ends_the_group_does_no_harm():
     run_groups(raising, 2)
 
 
-def power_sgd(rank, size):
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
+def together(rank, size):
+    """Futures of calls, of callbacks and of collections, on three groups, one of which torch does not know."""
     join(rank, size)
-    torch.manual_seed(3)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 8)))
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
-    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    for _ in range(4):
-        model.zero_grad()
-        model(torch.full((2, 64), 1.0 + rank)).sum().backward()
-    for parameter in model.parameters():
-        sums = [torch.empty_like(parameter.grad) for _ in range(size)]
-        dist.all_gather(sums, parameter.grad)
-        assert torch.equal(sums[0], sums[1]) and sums[0].isfinite().all()
+    other = dist.new_group(list(range(size)))
+    own = c10d.process_group(dist.PrefixStore("own", dist.distributed_c10d._get_default_store()), rank, size)
+    groups = {"first": dist.group.WORLD, "other": other, "own": own}
+
+    def start(name, value):
+        return groups[name].allreduce([torch.full((3,), float(value))]).get_future()
+
+    def doubled_by(name):
+        """A callback that waits for a collective of the group."""
+        return lambda done: start(name, 2 * done.value()[0][0].item()).wait()
+
+    # A collection of calls, one of callbacks that wait for calls of other groups, and one of collections.
+    started = [start(name, rank) for name in groups]
+    total = sum(range(size))
+    collected = torch.futures.collect_all(started)
+    assert [each.value()[0][0].item() for each in collected.wait()] == [total] * 3
+    # Ranks call the collectives of one group in one order: each group is that of one callback.
+    chained = [each.then(doubled_by(name)) for each, name in zip(started, reversed(groups), strict=True)]
+    nested = torch.futures.collect_all([torch.futures.collect_all(chained[:2]), torch.futures.collect_all(chained[2:])])
+    sums = nested.then(lambda done: [each.value()[0][0].item() for part in done.value() for each in part.value()])
+    assert sums.wait() == [2 * total * size] * 3
+    # A callback of a collection may wait for further calls, and a future made by hand for a call.
+    after = torch.futures.collect_all([start(name, 1) for name in groups]).then(
+        lambda done: start("first", sum(each.value()[0][0].item() for each in done.value())).wait()
+    )
+    assert after.wait()[0].tolist() == [3.0 * size * size] * 3
+    by_hand = torch.futures.Future()
+    start("own", 1).add_done_callback(lambda done: by_hand.set_result(done.value()[0][0].item()))
+    assert by_hand.then(lambda done: 2 * done.value()).wait() == 2 * size
+    assert torch.futures.wait_all([start("own", 1), chained[0], collected])[0][0].tolist() == [float(size)] * 3
+    # One that fails does so for all that wait for it, with its text; the others have their values.
+    failing = start("other", 1).then(lambda done: {}["no such key"])
+    good = start("own", 1)
+    with pytest.raises(RuntimeError, match="no such key"):
+        torch.futures.wait_all([good, failing])
+    with pytest.raises(RuntimeError, match="no such key"):
+        torch.futures.collect_all([failing, good]).then(lambda done: [each.value() for each in done.value()]).wait()
+    assert good.wait()[0][0].item() == size
+    own.shutdown()
     dist.destroy_process_group()
+    assert futures_threads() == 0
 
 
-def test_the_power_sgd_hook_of_ddp_works():
-    run_groups(power_sgd, 2)
+def test_futures_wait_for_futures_of_other_groups_and_for_collections():  # P18
+    run_groups(together, 2)
 
 
 def real_timeout(rank, size, what):

@@ -146,6 +146,47 @@ def test_a_group_may_wait_as_long_as_a_timedelta_says_and_no_less_than_nothing()
     run_groups(defaults, 2)
 
 
+def own(rank, size):
+    """The default group waits 100 seconds, groups that are made later as long as each says."""
+    join(rank, size, 100)
+    store = c10d_internals._get_default_store()
+    calls = {
+        "all_reduce": lambda group: group.allreduce([torch.ones(3)]),
+        "barrier": lambda group: group.barrier(),
+        "all_gather": lambda group: group.allgather([[torch.ones(1), torch.ones(1)]], [torch.ones(1)]),
+        "broadcast": lambda group: group.broadcast(torch.ones(3), 1),
+        "recv": lambda group: group.recv([torch.ones(1)], 1, 0),
+    }
+
+    def made(kind, milliseconds):
+        timeout = timedelta(milliseconds=milliseconds)
+        if kind == "by hand":
+            return c10d.process_group(dist.PrefixStore(str(milliseconds), store), rank, size, timeout)
+        return dist.new_group([0, 1], timeout=timeout)
+
+    cases = [(kind, call) for kind in ("new_group", "by hand") for call in calls]
+    timeouts = [5000 + number for number in range(len(cases))]
+    groups = [made(kind, timeout) for (kind, _), timeout in zip(cases, timeouts, strict=True)]
+    for group in groups:
+        group.barrier().wait()
+    if rank == 0:
+        works = [calls[call](group) for (_, call), group in zip(cases, groups, strict=True)]
+        for (_, call), timeout, work in zip(cases, timeouts, works, strict=True):
+            with pytest.raises(
+                dist.DistBackendError, match=rf"{call}.* after {timeout} ms \(the timeout of the group\).*rank 1"
+            ):
+                work.wait()
+        store.set("own", b"")
+    store.wait(["own"], LONG)
+    dist.all_reduce(x := torch.ones(1))  # the default group has lost nothing
+    assert x.item() == size
+    dist.destroy_process_group()
+
+
+def test_each_group_has_its_own_timeout_and_names_it():  # P29
+    run_groups(own, 2)
+
+
 def functional(rank, size):
     join(rank, size, 100, "gloo")
     store = c10d_internals._get_default_store()

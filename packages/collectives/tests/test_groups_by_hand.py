@@ -1,5 +1,6 @@
 """Process groups that are made by hand, by frameworks and elastic managers: attached by their own facts."""  # T5
 
+import copy
 import os
 from datetime import timedelta
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _register_process_group, _unregister_process_group
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.distributed_c10d import PrefixStore, _new_process_group_helper, _world
 
 import phalanx.collectives as pc
@@ -123,6 +125,36 @@ def unknown_to_torch(rank, size):
 
 def test_groups_of_one_name_follow_each_other_without_torch_knowing_them():
     run_groups(unknown_to_torch, 3)
+
+
+def training(rank, size):
+    """DDP and its hooks on groups that only their users know, each of one store and of ranks in another order."""
+    store = dist.FileStore(str(scratch() / "store"), size)
+    torch.manual_seed(0)
+    start = torch.nn.Linear(4, 2)
+    batches = torch.randn(size, 3, 4)
+    whole = copy.deepcopy(start)
+    whole(batches.flatten(0, 1)).square().mean().backward()
+    for generation in range(2):
+        position = (rank + generation) % size
+        base = PrefixStore("training", PrefixStore(str(generation), store))
+        group = c10d.process_group(base, position, size, LIMIT)
+        model = copy.deepcopy(start)
+        with torch.no_grad():
+            model.weight.add_(position)  # DDP takes the weights of the first rank of its group
+        ddp = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
+        ddp.register_comm_hook(group, default_hooks.allreduce_hook)
+        ddp(batches[position]).square().mean().backward()
+        for ours, wanted in zip(model.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(ours, wanted)
+            torch.testing.assert_close(ours.grad, wanted.grad)
+        group.barrier().wait()
+        group.shutdown()
+    assert not dist.is_initialized()
+
+
+def test_ddp_trains_on_groups_that_torch_does_not_know():
+    run_groups(training, 3)
 
 
 def survivors(rank, size):
