@@ -50,6 +50,30 @@ TEST(ranks_read_and_signal_each_other) {
   });
 }
 
+TEST(ranks_write_into_windows_and_signal) {
+  hpp::as_threads(2, [](phalanx::World &world) {
+    const auto group = world.group("all");
+    const auto memory = world.allocate(256);
+    const auto window = group.window(memory, 64, 128);
+    const int self = world.rank(), peer = 1 - self;
+    const std::vector<int> mine(4, 10 + self);
+    window.put(peer, 16, mine, true);
+    window.put_signal(peer);
+    window.wait_signal(peer);
+    CHECK(memory.as<int>(64)[16 + 4] == 10 + peer && memory.as<int>(64)[16 + 8] == 0);
+    window.wait_signal(peer);
+    CHECK(window.signals(peer) == 0);
+    std::vector<int> back(4);
+    window.read(peer, 16, back);
+    window.flush();
+    CHECK(back == mine);
+    CHECK(reinterpret_cast<int *>(window.memory(peer))[4] == 10 + self);
+    CHECK(hpp::thrown([&] { window.put(peer, 120, mine); }).status() == PHX_ERR_INVALID);
+    CHECK(hpp::thrown([&] { window.memory(2); }).status() == PHX_ERR_INVALID);
+    group.barrier();
+  });
+}
+
 TEST(a_rendezvous_makes_allocated_memory_symmetric) {
   hpp::as_threads(2, [](phalanx::World &world) {
     const auto group = world.group("all");

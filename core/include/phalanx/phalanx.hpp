@@ -978,6 +978,7 @@ class Memory {
   }
 
  private:
+  friend class Group;
   friend class World;
   Memory(std::shared_ptr<phx_world> world, void *data) : world_(std::move(world)), data_(data) {}
   void drop() noexcept {
@@ -1208,6 +1209,52 @@ class Symm : public detail::SymmCollectives<detail::Blocking> {
   detail::Handle<phx_symm, phx_symm_release> handle_;
 };
 
+// ---- windows -----------------------------------------------------------------------------------------------------
+
+// Memory of each rank of a group in which the others write and read without a call on its side. Offsets are in bytes.
+class Window {
+ public:
+  // Writes into the window of a rank, and then counts one signal there if `signal` is true.
+  Outcome<void> put(int32_t group_rank, size_t offset, ConstBuffer data, bool signal = false,
+                    Milliseconds timeout = {}) const {
+    return detail::done(phx_window_put(get(), group_rank, offset, data.data(), data.count() * size_of(data.dtype()),
+                                       signal, timeout.count()));
+  }
+  // The signal alone.
+  Outcome<void> put_signal(int32_t group_rank, Milliseconds timeout = {}) const {
+    return detail::done(phx_window_put(get(), group_rank, 0, nullptr, 0, 1, timeout.count()));
+  }
+  Outcome<void> read(int32_t group_rank, size_t offset, Buffer to, Milliseconds timeout = {}) const {
+    return detail::done(
+        phx_window_get(get(), group_rank, offset, to.data(), to.count() * size_of(to.dtype()), timeout.count()));
+  }
+  Outcome<void> wait_signal(int32_t group_rank, Milliseconds timeout = {}) const {
+    return detail::done(phx_window_wait_signal(get(), group_rank, timeout.count()));
+  }
+  // How many signals of a rank have come and were not taken.
+  Outcome<uint32_t> signals(int32_t group_rank) const {
+    uint32_t out = 0;
+    const phx_status status = phx_window_get_signals(get(), group_rank, &out);
+    return detail::made(status, [&] { return out; });
+  }
+  Outcome<void> flush(Milliseconds timeout = {}) const {
+    return detail::done(phx_window_flush(get(), timeout.count()));
+  }
+  // The window of a rank of this host, as it is mapped here.
+  Outcome<std::byte *> memory(int32_t group_rank) const {
+    auto *const found = static_cast<std::byte *>(phx_window_memory(get(), group_rank));
+    phx_error_info info = PHX_ERROR_INFO_INIT;
+    const bool known = found != nullptr || phx_last_error_info(&info) != PHX_OK;
+    return detail::made(known ? PHX_OK : info.status, [&] { return found; });
+  }
+  phx_window *get() const { return handle_.get(); }
+
+ private:
+  friend class Group;
+  explicit Window(phx_window *window) : handle_(window) {}
+  detail::Handle<phx_window, phx_window_release> handle_;
+};
+
 // ---- groups ------------------------------------------------------------------------------------------------------
 
 class Group : public detail::Collectives<detail::Blocking> {
@@ -1293,6 +1340,13 @@ class Group : public detail::Collectives<detail::Blocking> {
   }
   Outcome<Symm> find(const void *pointer) const {
     return symm([&](phx_symm **out) { return phx_symm_find(get(), pointer, out); });
+  }
+  // Offers `bytes` bytes of the memory, from `offset` on, to the others.
+  Outcome<Window> window(const Memory &memory, size_t offset, size_t bytes, Milliseconds timeout = {}) const {
+    phx_window *out = nullptr;
+    const phx_status status = phx_window_create(
+        get(), memory.world_.get(), static_cast<std::byte *>(memory.data()) + offset, bytes, timeout.count(), &out);
+    return detail::made(status, [&] { return Window(out); });
   }
 
   phx_group *get() const { return handle_.get(); }
