@@ -16,11 +16,13 @@ import stat
 import subprocess
 import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -245,18 +247,19 @@ def _run(compiler: str, scratch: str, commands: Sequence[Sequence[str]]) -> None
     """
     with contextlib.ExitStack() as stack:
         running = []
-        for words in commands:
-            output = stack.enter_context(tempfile.TemporaryFile("w+", dir=scratch))
-            process = subprocess.Popen(
-                [*compiler.split(), *words],
-                cwd=scratch,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,  # a compiler starts processes of its own, which are ended with it
-            )
-            stack.callback(_end, process)
-            running.append((process, output))
+        with _interrupts_later():
+            for words in commands:
+                output = stack.enter_context(tempfile.TemporaryFile("w+", dir=scratch))
+                process = subprocess.Popen(
+                    [*compiler.split(), *words],
+                    cwd=scratch,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,  # a compiler starts processes of its own, which are ended with it
+                )
+                stack.callback(_end, process)
+                running.append((process, output))
         for process, output in running:
             if process.wait() != 0:
                 output.seek(0)
@@ -269,6 +272,23 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+@contextlib.contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Put off Ctrl-C until the end, so that it does not come between the start of a process and the note of it."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
 
 
 @contextlib.contextmanager
