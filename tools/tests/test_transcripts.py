@@ -50,7 +50,7 @@ LONG = {  # what takes long, and when to press Ctrl-C
     "doctor": (["doctor"], lambda text, processes: len(processes) == 3),
     "bench": (["bench", *TINY, "--rounds", "100000"], "1/1 all_reduce"),
     "tune": (["tune", "--ranks", "2", "--seconds", "100"], lambda text, processes: len(processes) > 2),
-    "build": (["build", "--force"], "compiling collectives"),
+    "build": (["build", "--force"], "compiling c10d"),
     "demo": (["demo", *SMALL, "--steps", "100000"], "training"),
     "verify": (["verify"], "phalanx verify:"),
     "verify dtensor": (["verify", "dtensor"], lambda text, processes: len(processes) > 2),
