@@ -93,7 +93,7 @@ def main(argv: list[str]) -> int:
         if name not in builds:
             raise CommandError(f"there is no module {name!r}; expected some of {', '.join(sorted(builds))}", 2)
     failures: dict[str, list[str]] = {}  # the modules that fail for each reason
-    for name in given.modules or builds:
+    for name in given.modules or sorted(builds):
         try:
             path, existed = builds[name].load()(given.force)
         except (RuntimeError, OSError) as error:
