@@ -201,7 +201,7 @@ def error_line(functions: list[Declaration], comment: str) -> str:
     own = list(dict.fromkeys(re.findall(r"\bPHX_ERR_[A-Z_]+\b", comment)))
     names = {name for function in functions for name, _ in parameters(function)}
     common = ["every function"]
-    if names & {"group", "symm"}:
+    if names & {"group", "symm", "window"}:
         common.append("calls on a group")
     if names & {"timeout_ms", "options"}:
         common.append("calls that wait")

@@ -62,7 +62,7 @@
  *
  * Parameters that mean the same in every function, where its comment does not say more:
  *
- *   - world, group, store, symm, work: the handle that the call is about.
+ *   - world, group, store, symm, window, work: the handle that the call is about.
  *   - *out: becomes a new handle, or the address of new memory, which the caller releases.
  *   - out: what the call fills: memory, or a struct with its struct_size set.
  *   - in: what this rank gives. It is only read.
@@ -77,7 +77,7 @@
  *   - group_rank, peer_group_rank: the rank that is meant, by its number in the group.
  *   - tag: a number that the send and its receive have in common.
  *   - channel: the number of an independent sequence of calls, from 0 on.
- *   - offset: where something begins in the block of each rank, in bytes.
+ *   - offset: where something begins in the block of each rank, or in its window, in bytes.
  *   - timeout_ms: how long to wait, in milliseconds. 0: the default.
  *   - name: the name of the group, the same on all its ranks.
  *   - ranks: the ranks of the group, in its order.
@@ -594,22 +594,23 @@ PHX_API void phx_symm_release(phx_symm *symm); /* the last one unmaps the blocks
 
 /* ---- windows ------------------------------------------------------------------------------------------------ */
 
-/* Collective: every rank offers `bytes` bytes at `base`, in which the others then write and read without a call on its
- * side. The ranks may be on several hosts. The memory is from phx_mem_alloc: of the host, and in blocks of one size on
- * all ranks of a host; `bytes` may differ. memory: the world in which it was allocated, NULL: that of the group.
+/* Collective: every rank offers memory, in which the others then write and read without a call on its side. The ranks
+ * may be on several hosts. The memory is from phx_mem_alloc: of the host, and in blocks of one size on all ranks of a
+ * host; `bytes` may differ. base: where the window of this rank begins. memory: the world in which it was allocated.
+ * NULL: that of the group.
  *
  * Within a host the memory is mapped. Between hosts the carrier moves the data, and a thread of the target serves what
  * comes: any that waits for something, or else that of its world. The window keeps the block. */
 PHX_API phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, size_t bytes, int64_t timeout_ms,
                                      phx_window **out);
-/* Writes into the window of a rank, and then, unless `signal` is 0, counts one signal there. `data` may be changed when
- * this returns; the other side may have it later, see phx_window_flush. What one rank puts takes effect in the order of
- * its calls. bytes 0: the signal alone. A put or get between hosts that fails in the middle, such as by its timeout,
- * revokes the group; arguments out of range do not. */
+/* Writes into the window of a rank. data: what is written. It may be changed when this returns; the other side may have
+ * it later, see phx_window_flush. signal: if it is not 0, one signal is counted there after the data. What one rank
+ * puts takes effect in the order of its calls. bytes 0: the signal alone. A put or get between hosts that fails in the
+ * middle, such as by its timeout, revokes the group; arguments out of range do not. */
 PHX_API phx_status phx_window_put(phx_window *window, int32_t group_rank, size_t offset, const void *data, size_t bytes,
                                   int32_t signal, int64_t timeout_ms);
-/* Reads from the window of a rank, after what this rank has put there. PHX_ERR_NOT_FOUND: that rank, on another host,
- * has released it. */
+/* Reads from the window of a rank, after what this rank has put there. data: where it goes. PHX_ERR_NOT_FOUND: that
+ * rank, on another host, has released it. */
 PHX_API phx_status phx_window_get(phx_window *window, int32_t group_rank, size_t offset, void *data, size_t bytes,
                                   int64_t timeout_ms);
 /* Takes one signal of a rank, and waits for it. What that rank has put before it counted the signal is visible then. A
