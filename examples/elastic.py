@@ -56,7 +56,7 @@ class Trainer:
         self.step += 1
 
     def loss(self) -> torch.Tensor:
-        """Of the whole next batch."""
+        """The loss of the whole next batch."""
         x, y = batch(self.step, slice(None))
         with torch.no_grad():
             return torch.nn.functional.mse_loss(self.model(x), y)

@@ -51,7 +51,7 @@ class Communicator:
 
 
 def weights() -> dict[str, torch.Tensor]:
-    """Of the whole model. Small integers: the sums are exact, so the tokens of both programs are the same."""
+    """The weights of the whole model: small integers, so that sums are exact and both programs give the same tokens."""
     draw = torch.Generator().manual_seed(1)
 
     def make(*shape: int) -> torch.Tensor:

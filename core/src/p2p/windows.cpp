@@ -12,7 +12,7 @@ constexpr const char *kPut = "window_put", *kGet = "window_get", *kFlush = "wind
 
 bool is_large(size_t bytes) { return bytes > RemoteRing::kEagerBytes; }
 
-// Of the data of a large REPLY.
+// The name of the data of a large REPLY.
 MessageName reply_name(uint32_t number) { return {MessageName::kWindowReplies, number, number >> 13}; }
 
 ErrorInfo broken() {
