@@ -105,7 +105,7 @@ TEST(reductions_in_the_order_of_the_ranks) {
   const Shape shapes[] = {{0, 0, 1, 1}, {0, 1, 1, 1}, {0, 0, 0, 1}, {0, 1, 0, 1}, {0, 1, 1, 0, 2}, {0, 1}};
   for (const Shape &shape : shapes) {
     run_every_collective(shape, members::kTiny, PHX_REDUCTION_ORDER_RANKS);
-    run_every_collective(shape, members::kUsual, PHX_REDUCTION_ORDER_RANKS);
+    if (shape.size() == 4) run_every_collective(shape, members::kUsual, PHX_REDUCTION_ORDER_RANKS);
     const auto large = [](const Member &member, phx_world *) {  // parts that are shared by the hosts, in many chunks
       Part part;
       Draw draw(3);
