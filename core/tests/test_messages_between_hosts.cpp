@@ -2,30 +2,10 @@
 #include <atomic>
 #include <thread>
 
-#include "hub_carrier.h"
+#include "hub_group.h"
 #include "members.h"
 
 namespace {
-
-using Shape = std::vector<int>;
-
-using Body = std::function<void(int rank, phx_group *group, phx_world *world)>;
-
-void with_hosts(const Shape &shape, const HubOptions &hub_options, const Body &body) {
-  Hub hub(hub_options);
-  ranks::Options options;
-  for (const int host : shape) options.host_ids.push_back(1000 + static_cast<uint64_t>(host));
-  options.prepare = [&hub](phx_world *world) { CHECK_OK(phx_world_set_carrier(world, hub_carrier_ops(), &hub)); };
-  ranks::as_threads(
-      static_cast<int>(shape.size()),
-      [&](int rank, phx_world *world) {
-        phx_group *group = ranks::make_group(world);
-        body(rank, group, world);
-        phx_group_release(group);
-      },
-      options);
-  hub.check();
-}
 
 std::vector<int32_t> message(int from, int to, size_t number, size_t count) {
   std::vector<int32_t> values(count);

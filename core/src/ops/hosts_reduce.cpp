@@ -9,7 +9,7 @@
 // reduce_scatter: rank i of a host sums what is for the ranks at position i of all hosts, and sends it there.
 //
 // In a group that reduces in the order of its ranks, what travels in place of the sums of a host are its addends: those
-// of all its ranks, one after another (TwoSteps). Who adds them up, and where the result goes, is the same.
+// of all its ranks, one after another (TwoSteps). The same ranks add up, and the result goes to the same place.
 //
 // Results do not depend on time: sums are added in the order of the ranks of a host, and then in that of the hosts; or
 // in the order of the ranks.
