@@ -118,15 +118,18 @@ class Calls:
         self.ours = dist.new_group(backend="phalanx")
         self.gloo = dist.group.WORLD
         self.deepspeed = self.vllm = None
+        self.handles: dict[str, int] = {}
         if "deepspeed" in built:
             os.environ |= {"LOCAL_SIZE": str(ranks), "MASTER_ADDR": name, "MASTER_PORT": "0"}  # names of its memory
             loaded(built["deepspeed"]).initialize(ranks, rank)
             self.deepspeed = torch.ops.deepspeed.inference_all_reduce_
         if "vllm" in built:
             self.vllm = loaded(built["vllm"])
-            self.handle = self.vllm.init(name, ranks, rank, 1)
-            dist.barrier()
-            self.vllm.join(self.handle, name)
+            for call in ("all_reduce", "all_gather", "gather", "send_tensor_dict"):
+                # Its counters get out of step where ranks that only send or receive call something else next.
+                self.handles[call] = self.vllm.init(f"{name}-{call}", ranks, rank, 1)
+                dist.barrier()
+                self.vllm.join(self.handles[call], f"{name}-{call}")
         dist.barrier()
         for path in Path("/dev/shm").glob(f"*{name}*") if rank == 0 else ():
             path.unlink()  # mapped by now, and its owners would leave it there
@@ -144,7 +147,7 @@ class Calls:
         if self.deepspeed is not None:
             calls["deepspeed"] = lambda: self.deepspeed(x)
         if self.vllm is not None:
-            calls["vllm"] = lambda: (self.vllm.all_reduce(self.handle, x), x)[1]
+            calls["vllm"] = lambda: (self.vllm.all_reduce(self.handles["all_reduce"], x), x)[1]
         return calls
 
     def all_gather(self, x: torch.Tensor) -> dict[str, Call]:
@@ -159,7 +162,7 @@ class Calls:
             "gloo": lambda: joined(lambda out: dist.all_gather_single(out, x, self.gloo)),
         }
         if self.vllm is not None:
-            calls["vllm"] = lambda: joined(lambda out: self.vllm.all_gather(self.handle, x, out))
+            calls["vllm"] = lambda: joined(lambda out: self.vllm.all_gather(self.handles["all_gather"], x, out))
         return calls
 
     def gather(self, x: torch.Tensor) -> dict[str, Call]:
@@ -173,7 +176,7 @@ class Calls:
             "gloo": lambda: joined(lambda parts: dist.gather(x, parts, 0, self.gloo)),
         }
         if self.vllm is not None:
-            calls["vllm"] = lambda: joined(lambda parts: self.vllm.gather(self.handle, x, parts, 0))
+            calls["vllm"] = lambda: joined(lambda parts: self.vllm.gather(self.handles["gather"], x, parts, 0))
         return calls
 
     def send_tensor_dict(self, x: torch.Tensor) -> dict[str, Call]:
@@ -212,7 +215,7 @@ class Calls:
             return got
 
         def receive_vllm() -> dict[str, torch.Tensor]:
-            *flat, text = self.vllm.recv(self.handle, peer)
+            *flat, text = self.vllm.recv(self.handles["send_tensor_dict"], peer)
             keys = pickle.loads(text.numpy().tobytes())
             return {key: each.view(shape) for each, (key, _, shape) in zip(flat, keys, strict=True)}
 
@@ -225,7 +228,8 @@ class Calls:
         }
         if self.vllm is not None:
             calls["vllm"] = lambda: there_and_back(
-                lambda: self.vllm.send(self.handle, [*tensors.values(), described()], peer), receive_vllm
+                lambda: self.vllm.send(self.handles["send_tensor_dict"], [*tensors.values(), described()], peer),
+                receive_vllm,
             )
         return calls
 
@@ -307,6 +311,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ["OMP_NUM_THREADS"] = "1"  # also for the OpenMP of the kernels, which is not that of torch
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         engines = {name: source for name in ("deepspeed", "vllm") if (source := getattr(options, name)) is not None}

@@ -1,5 +1,6 @@
 """torchft: its manager gets a process group of Phalanx. A replica that is killed is replaced while the others live."""
 
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
 
+import clients
 from clients import Client, Rank, assert_equal
 
 torchft = Client("torchft==0.2.*", check="import torchft")
@@ -118,7 +120,9 @@ def replica(rank: Rank) -> dict[str, Any]:
     )
     ddp, optimizer = ft.DistributedDataParallel(manager, model), ft.Optimizer(manager, sgd)
     committed = []
-    while manager.current_step() < STEPS:
+    steps = rank.count(STEPS)
+    while manager.current_step() < steps:
+        rank.begin_step()
         step = manager.current_step()
         optimizer.zero_grad()  # the replicas say who is there
         gradients_of(ddp, manager.current_step(), manager.participating_rank())
@@ -126,6 +130,7 @@ def replica(rank: Rank) -> dict[str, Any]:
         if manager.current_step() > step:
             committed.append(manager.current_step())
             (rank.folder / f"step.{rank.rank}.{committed[-1]}").touch()
+        rank.end_step()
     manager.shutdown(wait=False)
     return {"weights": list(model.state_dict().values()), "committed": committed}
 
@@ -135,7 +140,8 @@ def supervise(rank: Rank) -> dict[str, Any]:
     from torchft.coordination import LighthouseServer
 
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=100, heartbeat_timeout_ms=1000)
-    env = {**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse.address()}
+    context = {**json.loads(os.environ[clients.CONTEXT]), "turns": ""}  # these steps are not timed
+    env = {**os.environ, "TORCHFT_LIGHTHOUSE": lighthouse.address(), clients.CONTEXT: json.dumps(context)}
 
     def start(number: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, *sys.argv[:2], "replica"], env={**env, "RANK": str(number)})
@@ -153,11 +159,33 @@ def supervise(rank: Rank) -> dict[str, Any]:
     return {number: torch.load(rank.folder / f"result.{number}") for number in (1, 3)}
 
 
-def unbroken() -> list[torch.Tensor]:
-    """The weights of a run in one process, in which nothing happens."""
-    model = make_model(1)
+def together(rank: Rank) -> dict[str, Any]:
+    """Each rank is a replica, and all live to the end."""
+    from torchft.coordination import LighthouseServer
+
+    address, done = rank.folder / "lighthouse", rank.folder / "done"
+    if rank.rank == 0:
+        lighthouse = LighthouseServer(bind="[::]:0", min_replicas=2, join_timeout_ms=100, heartbeat_timeout_ms=60_000)
+        address.with_suffix(".new").write_text(lighthouse.address())
+        address.with_suffix(".new").rename(address)
+    while not address.exists():
+        time.sleep(0.01)
+    os.environ["TORCHFT_LIGHTHOUSE"] = address.read_text()
+    result = replica(rank)
+    if rank.rank != 0:
+        done.touch()
+        return result
+    while not done.exists():
+        time.sleep(0.01)
+    lighthouse.shutdown()
+    return result
+
+
+def unbroken(first: int, steps: int) -> list[torch.Tensor]:
+    """The weights of a run in one process, from those of the first replica, in which nothing happens."""
+    model = make_model(first)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    for step in range(STEPS):
+    for step in range(steps):
         sgd.zero_grad()
         for part in range(2):
             gradients_of(model, step, part)
@@ -168,9 +196,17 @@ def unbroken() -> list[torch.Tensor]:
     return list(model.state_dict().values())
 
 
+def test_ddp_trains_as_over_gloo() -> None:
+    results = torchft.run(together, what="DDP")
+    first, second = results["phalanx"]
+    assert_equal(first["weights"], second["weights"])
+    assert_equal(first, results["gloo"][0])
+    assert_equal(first["weights"], unbroken(0, len(first["committed"])), rtol=1e-4, atol=1e-6)  # adds in another order
+
+
 def test_ddp_survives_a_kill_and_a_replacement() -> None:
     results = torchft.run(supervise, ranks=1)
-    expected = unbroken()
+    expected = unbroken(1, STEPS)
     for (of_backend,) in results.values():
         survivor, newcomer = of_backend[1], of_backend[3]
         assert survivor["committed"] == list(range(1, STEPS + 1))  # no step is lost and none is taken twice

