@@ -212,7 +212,8 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
             return gathered
         recorder = _recording.recorder_on(state)
         if recorder is not None:
-            return recorder.joined(gathered, dim)
+            recorded: torch.Tensor = recorder.joined(gathered, dim)
+            return recorded
         if type(gathered) is AsyncCollectiveTensor:  # operations on it take ten times as long as on an ordinary tensor
             gathered = wait_tensor(gathered)
         return joined_at(gathered, state.size, dim)

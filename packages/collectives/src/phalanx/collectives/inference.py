@@ -102,21 +102,18 @@ def gather(
     process_group = process_group_of(group, operation="gather")
     if dst is not None and group_dst is not None:
         raise ValueError("gather: dst and group_dst are both given; give only one of them")
-    root = group_dst or 0
-    if dst is not None or group_dst is not None:
-        ranks = dist.get_process_group_ranks(process_group)
-        names, name = (range(len(ranks)), group_dst) if dst is None else (ranks, dst)
-        if name not in names:
-            raise ValueError(f"gather: there is no rank {name!r} in the group; it must be one of {list(names)}")
-        root = names.index(name)
+    ranks = range(process_group.size()) if dst is None else dist.get_process_group_ranks(process_group)
+    name = dst if dst is not None else group_dst or 0
+    if name not in ranks:
+        raise ValueError(f"gather: there is no rank {name!r} in the group; it must be one of {list(ranks)}")
+    root = ranks.index(name)
     given, joined, parts = _call_rows.waited(tensor).detach(), None, None
     if root == process_group.rank():
-        size = process_group.size()
         if _is_one_row(tensor, dim) or _writes_columns(process_group):
             joined = _room(tensor, process_group, dim)
-            parts = list(joined.chunk(size, dim))
+            parts = list(joined.chunk(len(ranks), dim))
         else:
-            parts = [torch.empty_like(given, memory_format=torch.contiguous_format) for _ in range(size)]
+            parts = [torch.empty_like(given, memory_format=torch.contiguous_format) for _ in ranks]
     options = GatherOptions()
     options.rootRank, options.asyncOp = root, False
     process_group.gather([] if parts is None else [parts], [given], options).wait()
