@@ -150,7 +150,8 @@ def wrong(rank, size):
     with pytest.raises(InvalidArgumentError, match="no tensor is registered"):
         window.tensor_deregister()
     # What one rank gives wrongly, all are told.
-    for given, text in ((plain, "phalanx.symm_mem.empty"), (tensor[::2], "contiguous")):
+    on_a_device = tensor.to("meta")  # as one of a GPU
+    for given, text in ((plain, "phalanx.symm_mem.empty"), (tensor[::2], "contiguous"), (on_a_device, "on the CPU")):
         with pytest.raises(InvalidArgumentError, match=text if rank else "rank 1 of the group gave a tensor"):
             window.tensor_register(given if rank else tensor)
     window.tensor_register(tensor)
