@@ -247,6 +247,21 @@ TEST(a_departure_that_one_rank_has_noticed_ends_the_waits_of_the_others) {
     });
 }
 
+// It may have revoked a group before it left, while messages to it were under way: the cause must not be lost.
+TEST(what_a_peer_sent_last_is_read_though_it_left_messages_unread) {
+  int ends[2];
+  CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);
+  phx::Fd here(ends[0]), there(ends[1]);
+  const phx::Envelope envelope{phx::kWireMagic, phx::MessageKind::kGoodbye, 0, 0, 0, 0, 0};
+  CHECK(phx::send_record(here.get(), &envelope, sizeof envelope));   // nobody reads it
+  CHECK(phx::send_record(there.get(), &envelope, sizeof envelope));  // the last words
+  there.reset();
+  phx::Message message;
+  CHECK(phx::receive_message(here.get(), &message) == phx::Receive::kMessage);
+  CHECK(message.envelope.kind == phx::MessageKind::kGoodbye);
+  CHECK(phx::receive_message(here.get(), &message) == phx::Receive::kClosed);
+}
+
 TEST(revoke_ends_a_wait_on_another_rank) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);

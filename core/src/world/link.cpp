@@ -153,14 +153,24 @@ phx_status finish_dial(const PeerRecord &record, Dial *dial, LinkRef *out) {
   return PHX_OK;
 }
 
+namespace {
+
+// Whether a receive on a socket of this host is to be tried again. A peer that closes its end with messages unread resets
+// the connection, and the kernel says so, once, before it gives what that peer sent last.
+bool reads_on(int error) { return error == EINTR || error == ECONNRESET; }
+
+}  // namespace
+
 bool send_record(int socket, const void *record, size_t size) {
   return send(socket, record, size, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(size);
 }
 
 Receive receive_record(int socket, void *record, size_t size) {
   char buffer[256];
-  const ssize_t got = recv(socket, buffer, sizeof buffer, MSG_DONTWAIT | MSG_TRUNC);
-  if (got < 0) return errno == EAGAIN || errno == EINTR ? Receive::kNothing : Receive::kClosed;
+  ssize_t got = 0;
+  do got = recv(socket, buffer, sizeof buffer, MSG_DONTWAIT | MSG_TRUNC);
+  while (got < 0 && reads_on(errno));
+  if (got < 0) return errno == EAGAIN ? Receive::kNothing : Receive::kClosed;
   if (got == 0) return Receive::kClosed;
   if (static_cast<size_t>(got) != size) return Receive::kMalformed;
   std::memcpy(record, buffer, size);
@@ -300,8 +310,10 @@ Receive receive_message(int socket, Message *out) {
   header.msg_iovlen = 2;
   header.msg_control = control;
   header.msg_controllen = sizeof control;
-  const ssize_t got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-  if (got < 0) return errno == EAGAIN || errno == EINTR ? Receive::kNothing : Receive::kClosed;
+  ssize_t got = 0;
+  do got = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  while (got < 0 && reads_on(errno));
+  if (got < 0) return errno == EAGAIN ? Receive::kNothing : Receive::kClosed;
 
   // Descriptors first: whatever is wrong with the rest, they belong to this process now and must be closed.
   std::vector<Fd> fds;

@@ -17,7 +17,7 @@ from phalanx.core import load_torch_ops
 from phalanx.core.commands import CommandError, Parser
 
 _HERE = Path(__file__).parent
-_FUNCTIONS = "kernel_of", "wait_storage", "last_error", "all_reduce", "take_interrupted"  # of phalanx_torch.h
+_FUNCTIONS = "kernel_of", "last_error", "all_reduce", "take_interrupted"  # of phalanx_torch.h
 
 
 @cache

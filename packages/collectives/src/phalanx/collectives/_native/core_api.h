@@ -11,7 +11,6 @@ namespace phalanx_native {
 using Kernel = int32_t (*)(StableIValue *stack, uint64_t inputs, uint64_t outputs);
 struct Library {
   Kernel (*kernel_of)(const char *op);
-  int32_t (*wait_storage)(const void *storage, int64_t timeout_ms);
   const char *(*last_error)();
   int32_t (*take_interrupted)(void **type, void **exception);
   int32_t (*all_reduce)(const void *in, void *out, int64_t numel, int32_t torch_dtype, const char *reduce_op,

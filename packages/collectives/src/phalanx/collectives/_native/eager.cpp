@@ -5,7 +5,7 @@
 //   start(op, type)         a callable(tensor, *arguments) that starts the op and returns its result as a `type`, or
 //                           None if the call cannot take the fast path
 //   in_place(op)            a callable(tensor, *arguments) that runs the op to its end and returns the tensor, or None
-//   wait(tensor)            waits for the ops of phalanx that still write into a plain tensor
+//   wait(tensor)            waits for the collectives that still write into a plain tensor, those of torch included
 //   needs_gradient(tensor)  whether a result computed from the tensor now gets a gradient
 //
 // Kernels are called through torch's stable ABI, in which an argument is a number or an owning handle.
@@ -119,8 +119,10 @@ at::Tensor tensor_of_result(StableIValue result) {
 at::Tensor retained(PyObject *tensor) { return THPVariable_Unpack(tensor); }
 
 void wait_for(const at::Tensor &tensor) {
+  static const Kernel wait = library.kernel_of("wait_tensor_");
+  StableIValue argument = owned_argument(tensor);
   const pybind11::gil_scoped_release released;
-  phalanx_native::raise_on(library.wait_storage(tensor.storage().data(), 0));
+  phalanx_native::raise_on(wait(&argument, 1, 0));
 }
 
 constexpr size_t kMaxArguments = 8;
@@ -211,11 +213,10 @@ PyObject *make_fast_call(const char *name, PyTypeObject *type) {
 }
 
 PyObject *connect(PyObject *, PyObject *given) {
-  unsigned long long kernel_of = 0, wait_storage = 0, last_error = 0, all_reduce = 0, take_interrupted = 0;
-  if (!PyArg_ParseTuple(given, "KKKKK", &kernel_of, &wait_storage, &last_error, &all_reduce, &take_interrupted))
+  unsigned long long kernel_of = 0, last_error = 0, all_reduce = 0, take_interrupted = 0;
+  if (!PyArg_ParseTuple(given, "KKKK", &kernel_of, &last_error, &all_reduce, &take_interrupted))
     return nullptr;
   library.kernel_of = reinterpret_cast<decltype(library.kernel_of)>(kernel_of);
-  library.wait_storage = reinterpret_cast<decltype(library.wait_storage)>(wait_storage);
   library.last_error = reinterpret_cast<decltype(library.last_error)>(last_error);
   library.all_reduce = reinterpret_cast<decltype(library.all_reduce)>(all_reduce);
   library.take_interrupted = reinterpret_cast<decltype(library.take_interrupted)>(take_interrupted);
