@@ -155,8 +155,8 @@ phx_status finish_dial(const PeerRecord &record, Dial *dial, LinkRef *out) {
 
 namespace {
 
-// Whether a receive on a socket of this host is to be tried again. A peer that closes its end with messages unread resets
-// the connection, and the kernel says so, once, before it gives what that peer sent last.
+// Whether a receive on a socket of this host is to be tried again. A peer that closes its end with messages unread
+// resets the connection, and the kernel says so, once, before it gives what that peer sent last.
 bool reads_on(int error) { return error == EINTR || error == ECONNRESET; }
 
 }  // namespace

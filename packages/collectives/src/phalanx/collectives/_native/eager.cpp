@@ -214,8 +214,7 @@ PyObject *make_fast_call(const char *name, PyTypeObject *type) {
 
 PyObject *connect(PyObject *, PyObject *given) {
   unsigned long long kernel_of = 0, last_error = 0, all_reduce = 0, take_interrupted = 0;
-  if (!PyArg_ParseTuple(given, "KKKK", &kernel_of, &last_error, &all_reduce, &take_interrupted))
-    return nullptr;
+  if (!PyArg_ParseTuple(given, "KKKK", &kernel_of, &last_error, &all_reduce, &take_interrupted)) return nullptr;
   library.kernel_of = reinterpret_cast<decltype(library.kernel_of)>(kernel_of);
   library.last_error = reinterpret_cast<decltype(library.last_error)>(last_error);
   library.all_reduce = reinterpret_cast<decltype(library.all_reduce)>(all_reduce);
