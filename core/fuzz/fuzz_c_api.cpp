@@ -17,6 +17,9 @@ const std::string &file_path() {
 class Caller final : public fuzz::Rank {
  public:
   using Rank::Rank;
+  ~Caller() override {
+    for (phx_window *window : windows_) phx_window_release(window);
+  }
 
  private:
   void call() override {
@@ -44,6 +47,9 @@ class Caller final : public fuzz::Rank {
   void call_group();
   void call_memory();
   void call_symm();
+  void call_window();
+
+  phx_window *windows_[2] = {};
 };
 
 void Caller::call_library() {
@@ -182,7 +188,6 @@ void Caller::call_memory() {
   const uint64_t id = args_.below(3);
   void *made = nullptr;
   size_t bytes = 0;
-  const char *name = nullptr;
   const auto keep = [&](phx_status status) {
     MUST((fuzz::must_end_well(status) == PHX_OK) == (made != nullptr));
     if (made != nullptr && size > 0) std::memset(made, 1, size);
@@ -239,7 +244,44 @@ void Caller::call_symm() {
       fuzz::must_end_well(phx_symm_unmap_gathered(symm, range));
       break;
     }
+    case 13:
+    case 14: return call_window();
     default: symms_.drop(args_);
+  }
+}
+
+void Caller::call_window() {
+  phx_window *&window = windows_[args_.below(2)];
+  const int32_t rank = args_.rank();
+  const size_t offset = args_.offset(), bytes = args_.below(64);
+  const int64_t timeout_ms = args_.timeout_ms();
+  char *data = args_.one_in(8) ? nullptr : args_.make(bytes);
+  uint32_t signals = 0;
+  switch (args_.below(10)) {
+    case 0:
+    case 1:
+    case 2: {
+      phx_window *made = nullptr;
+      char *base = static_cast<char *>(blocks_[args_.below(3)]);
+      if (base != nullptr) base += args_.below(3) * 64;
+      const size_t size = args_.one_in(16) ? SIZE_MAX : args_.below(3) * 100;
+      phx_window **out = args_.one_in(32) ? nullptr : &made;
+      phx_group *group = groups_.pick(args_);
+      const phx_status status = fuzz::must_end_well(phx_window_create(group, world(), base, size, timeout_ms, out));
+      MUST((status == PHX_OK) == (made != nullptr));
+      if (made != nullptr) phx_window_release(std::exchange(window, made));
+      break;
+    }
+    case 3:
+    case 4: fuzz::must_end_well(phx_window_put(window, rank, offset, data, bytes, args_.one_in(2), timeout_ms)); break;
+    case 5: fuzz::must_end_well(phx_window_get(window, rank, offset, data, bytes, timeout_ms)); break;
+    case 6: fuzz::must_end_well(phx_window_wait_signal(window, rank, timeout_ms)); break;
+    case 7: fuzz::must_end_well(phx_window_get_signals(window, rank, args_.one_in(8) ? nullptr : &signals)); break;
+    case 8:
+      fuzz::must_end_well(phx_window_flush(window, timeout_ms));
+      (void)phx_window_memory(window, rank);
+      break;
+    default: phx_window_release(std::exchange(window, nullptr));
   }
 }
 

@@ -91,6 +91,19 @@ def programs(name: str, count: int, size: int) -> dict[str, bytes]:
     return {f"program_{i}": draw.randbytes(size) for i in range(count)}
 
 
+def windows() -> dict[str, bytes]:
+    """Programs of fuzz_c_api.cpp that make a window of a block of 200 bytes and call each of its functions."""
+    create, put, get, wait, signals, flush, release = 0, 3, 5, 6, 7, 8, 9
+    allocate = bytes([0, 3, 0, 0, 0, 1, 200, 0, 0, 0, 0, 0])
+    calls = {create: bytes([0, 0, 0, 2, 0, 0, 0]), put: b"\1", signals: b"\0"}
+
+    def call(function: int) -> bytes:  # of rank 0, 16 bytes at offset 0
+        return bytes([0, 4, 0, 0, 0, 1, 0, 0, 0, 13, 0, 2, 0, 16, 1, 0, function]) + calls.get(function, b"")
+
+    body = b"".join(map(call, (create, put, get, signals, wait, flush, wait, release, get)))
+    return {f"windows_{ranks}": bytes([ranks % 2, 0, 0]) + allocate + body for ranks in (1, 2)}
+
+
 def group() -> dict[str, bytes]:
     seeds = {}
     for number, calls in enumerate((b"\x10\x32", b"\x43\x21", b"\x31\x04")):  # of tuning, rendezvous, agree, split, ...
@@ -113,7 +126,7 @@ def main() -> None:
         "tuning": tuning(),
         "link": programs("link", 8, 160),
         "group": group(),
-        "c_api": programs("c_api", 12, 200),
+        "c_api": {**programs("c_api", 12, 200), **windows()},
         "collectives": programs("collectives", 12, 200),
     }
     for target, seeds in corpora.items():

@@ -131,6 +131,7 @@ class Windows final : public Attachment, public ProgressSource {
   std::mutex mutex_;
   std::vector<Remote> remote_;
   std::map<uint32_t, Window *> windows_;
+  size_t largest_ = 0;           // of all windows of this rank, those that are gone included, in bytes
   size_t leaving_ = 0;           // records that are on their way out
   std::atomic<int> waiting_{0};  // threads that serve while they wait
   bool attends_ = false;

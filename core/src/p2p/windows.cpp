@@ -40,6 +40,7 @@ void Windows::attend(bool want) {
 void Windows::add(Window *window) {
   const Lock lock(mutex_);
   windows_[window->number_] = window;
+  largest_ = std::max(largest_, static_cast<size_t>(window->parts_[group_.group_rank()].bytes));
   if (!group_.spans_hosts() || !remote_.empty()) return;
   remote_ = std::vector<Remote>(group_.size());
   for (int i = 0; i < group_.size(); ++i)
@@ -170,7 +171,7 @@ RingResult Windows::serve_put(int peer, const Record &record) {
   Remote &remote = remote_[peer];
   const Window *const window = find(record);
   const size_t bytes = record.head.count;
-  if (window != nullptr && !window->holds(record.offset, bytes)) return RingResult::kBroken;
+  if (window != nullptr ? !window->holds(record.offset, bytes) : bytes > largest_) return RingResult::kBroken;
   if (record.bytes != (is_large(bytes) ? 0 : bytes)) return RingResult::kBroken;
   char *const place = window == nullptr ? nullptr : window->own() + record.offset;
   if (!is_large(bytes)) {
