@@ -223,7 +223,11 @@ sys.exit(_cli.main(["task"]))
 )
 def test_a_signal_ends_a_command_in_order_and_a_second_one_changes_nothing(number, text):
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", BODY], text=True, **pipes) as process:
+
+    def is_heard():  # nohup, say, has made this process ignore SIGHUP
+        signal.signal(number, signal.SIG_DFL)
+
+    with subprocess.Popen([sys.executable, "-c", BODY], text=True, preexec_fn=is_heard, **pipes) as process:
         assert process.stdout.readline() == "running\n"
         process.send_signal(number)
         out, err = process.communicate(timeout=60)
