@@ -1,6 +1,6 @@
 """`phalanx doctor`: checks this host and this installation.
 
-Each theme has a file with checks: functions that take a `Host`, look at one thing each, and yield what they found. A
+Each theme has a file with checks: functions that take a `Host`, look at one thing each, and say what they found. A
 check changes nothing, leaves nothing behind, and says so if it cannot read what it looks at. Tests give it a `Host`
 with other files.
 """
@@ -11,13 +11,13 @@ import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from phalanx.core.commands import Parser, number_from, paint
 from phalanx.core.doctor import _cuda, _library, _limits, _machine, _trials
 from phalanx.core.doctor._cuda import ask_cuda_driver
-from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host
+from phalanx.core.doctor._host import FAIL, OK, WARN, Check, Finding, Host, findings_of
 from phalanx.core.doctor._library import core_version, installed_versions, torch_version
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "torch_version",
 ]
 
-_CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Check, ...] = (
     _library.check_python,
     _library.check_torch,
     _library.check_packages,
@@ -85,7 +85,7 @@ def examine(ranks: int | None = None) -> Iterator[Finding]:
     host = Host(_machine.default_ranks() if ranks is None else ranks)
     for look in _CHECKS:
         try:
-            yield from look(host)
+            yield from findings_of(look, host)
         except Exception as error:
             name = look.__name__.removeprefix("check_")
             yield Finding(FAIL, name, f"{type(error).__name__}: {error}", "please report this")
