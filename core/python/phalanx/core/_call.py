@@ -321,7 +321,7 @@ _kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # what phx_options poi
 
 def c_stream(stream: int) -> Any:
     """A CUstream, given as an integer."""
-    return ffi.cast("void *", c_integer(stream, "stream", 0, UINT64_MAX))
+    return ffi.cast(_VOID, c_integer(stream, "stream", 0, UINT64_MAX))
 
 
 def c_options(options: CallOptions | MessageOptions, known: frozenset[str] = CALL_OPTIONS) -> Any:

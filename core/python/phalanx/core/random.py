@@ -99,8 +99,8 @@ def fill(
         >>> end == whole[2:]
         True
     """
-    target = _target(device, stream, address, dtype)
-    check(lib.phx_random_fill_on(*target, kind, a, b, key, *box._for_c))
+    where, pointer = _c_device(device), ffi.cast("void *", address)
+    check(lib.phx_random_fill_on(where, c_stream(stream), pointer, dtype, kind, a, b, key, *box._for_c))
 
 
 def fill_integers(
@@ -138,10 +138,9 @@ def fill_integers(
     """
     if not 1 <= count <= 1 << 64:
         raise InvalidArgumentError(f"fill_integers: count is {count}; it must be 1 to 2**64")
-    target = _target(device, stream, address, dtype)
-    check(lib.phx_random_integers_on(*target, low, count & 0xFFFFFFFFFFFFFFFF, key, *box._for_c))
+    where, pointer, number = _c_device(device), ffi.cast("void *", address), count & 0xFFFFFFFFFFFFFFFF
+    check(lib.phx_random_integers_on(where, c_stream(stream), pointer, dtype, low, number, key, *box._for_c))
 
 
-def _target(device: Device | None, stream: int, address: int, dtype: DType | int) -> tuple[Any, ...]:
-    where = ffi.NULL if device is None else c_device(device_of(device))
-    return where, c_stream(stream), ffi.cast("void *", address), dtype
+def _c_device(device: Device | None) -> Any:
+    return ffi.NULL if device is None else c_device(device_of(device))

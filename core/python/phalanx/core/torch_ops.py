@@ -4,6 +4,7 @@ import ctypes
 import os
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,7 +82,6 @@ def _text(pointer: Any) -> str:
 
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
-_loaded: list[TorchOps] = []
 
 
 def load_torch_ops() -> TorchOps:
@@ -97,11 +97,10 @@ def load_torch_ops() -> TorchOps:
         ImportError: torch has not been imported, or the library is missing or does not fit it.
     """
     with _lock:
-        if not _loaded:
-            _loaded.append(_load())
-        return _loaded[0]
+        return _load()
 
 
+@cache
 def _load() -> TorchOps:
     if "torch" not in sys.modules:
         raise ImportError("phalanx.core: load_torch_ops() needs torch; import torch before calling it", name="torch")

@@ -442,15 +442,14 @@ def _group_options(reduction_order: str | None) -> Any:
 def _or_environment(wish: int | None, what: str, variable: str, high: int) -> int:
     if wish is not None:
         return c_integer(wish, what, 0, high)
-    text = os.environ.get(variable, "").strip()
+    text = os.environ.get(variable, "").strip() or "0"
     try:
-        return c_integer(int(text or "0", 0), variable, 0, high)
-    except InvalidArgumentError:
-        raise
+        number = int(text, 0)
     except ValueError:
         raise InvalidArgumentError(
             f"the environment variable {variable} is {text!r}; set it to a number, or unset it"
         ) from None
+    return c_integer(number, variable, 0, high)
 
 
 # Worlds to finalize at exit, while their threads and Python's can still meet.

@@ -104,14 +104,6 @@ def descriptors(ranks: int) -> int:
     return 4 + 2 * (ranks - 1)
 
 
-def meeting_descriptors(ranks: int) -> int:
-    """How many more it holds for a moment, while it makes a group or a rendezvous.
-
-    For each rank its signal pad and its block, on their way.
-    """
-    return 2 * ranks
-
-
 def segment_bytes(ranks: int) -> int:
     """What a rank shares in each group of so many, with the usual staging and channels: core/src/group/control.h.
 
@@ -124,15 +116,13 @@ def segment_bytes(ranks: int) -> int:
 
 def check_files(host: Host) -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    held, moment = descriptors(host.ranks), meeting_descriptors(host.ranks)
-    need = (
-        f"each of {count(host.ranks, 'rank')} needs {held}, {moment} more while groups are made, and one for each block"
-    )
-    wanted = held + moment + _SPARE_FILES
+    held, moment = descriptors(host.ranks), 2 * host.ranks  # for a moment, the signal pad and a block of each rank
+    whose, wanted = count(host.ranks, "rank"), held + moment + _SPARE_FILES
+    need = f"each of {whose} needs {held}, {moment} more while groups are made, and one for each block"
+    most = max(4096, 2 * wanted)
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        advice = f"the hard limit {hard} is too low as well: limits.conf, or --ulimit nofile={max(4096, 2 * wanted)}"
+        advice = f"the hard limit {hard} is too low as well: limits.conf, or --ulimit nofile={most}"
     else:
-        most = max(4096, 2 * wanted)
         advice = f"raise it: ulimit -n {most if hard == resource.RLIM_INFINITY else min(hard, most)}"
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return Finding(OK, "open files", f"limit {_limit(soft)}, hard limit {_limit(hard)}; {need}")
@@ -141,23 +131,24 @@ def check_files(host: Host) -> Finding:
 
 
 def check_file_size(host: Host) -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     need = segment_bytes(host.ranks)
-    if soft == resource.RLIM_INFINITY:
-        return Finding(OK, "file size", "unlimited")
-    text = f"limit {size(soft)}, which holds for memfds; a group of {host.ranks} takes {size(need)} of each rank"
-    level = FAIL if soft < need else WARN
-    return Finding(level, "file size", text, "no block of symmetric memory can be larger: ulimit -f unlimited")
+    text = f"which holds for memfds; a group of {host.ranks} takes {size(need)} of each rank"
+    advice = "no block of symmetric memory can be larger: ulimit -f unlimited"
+    return _size_limit("file size", resource.RLIMIT_FSIZE, need, f", {text}", advice)
 
 
 def check_address_space(host: Host) -> Finding:
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     need = host.ranks * segment_bytes(host.ranks)
-    if soft == resource.RLIM_INFINITY:
-        return Finding(OK, "address space", "unlimited")
-    text = f"limit {size(soft)}; each group of {host.ranks} maps {size(need)}, and each block of every rank"
+    text = f"each group of {host.ranks} maps {size(need)}, and each block of every rank"
     advice = "every rank maps the memory of all: ulimit -v unlimited"
-    return Finding(FAIL if soft < need else WARN, "address space", text, advice)
+    return _size_limit("address space", resource.RLIMIT_AS, need, f"; {text}", advice)
+
+
+def _size_limit(name: str, which: int, need: int, text: str, advice: str) -> Finding:
+    soft, _ = resource.getrlimit(which)
+    if soft == resource.RLIM_INFINITY:
+        return Finding(OK, name, "unlimited")
+    return Finding(FAIL if soft < need else WARN, name, f"limit {size(soft)}{text}", advice)
 
 
 def check_processes(host: Host) -> Finding:

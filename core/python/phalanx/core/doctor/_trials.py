@@ -287,9 +287,8 @@ def _two_hosts(trial: dict[str, Any]) -> Finding:
 def _try_hosts() -> tuple[dict[str, str], dict[str, Any] | None]:
     """What rank 0 found of UCX, and what came of the trial: of rank 0, unless rank 1 alone says that it failed.
 
-    Raises:
-        OSError: A process could not be started, did not end well or hangs.
-        ValueError: It printed something else.
+    Raises OSError if a process could not be started, did not end well or hangs, and ValueError if it printed something
+    else.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryDirectory(prefix="phalanx-doctor-") as folder, contextlib.ExitStack() as running:
