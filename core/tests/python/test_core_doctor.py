@@ -14,14 +14,14 @@ import pytest
 
 from phalanx.core import doctor, ffi, lib
 from phalanx.core.doctor import _host, _trials
-from phalanx.core.doctor._host import Host
+from phalanx.core.doctor._host import Host, findings_of
 from terminals import COLUMNS, on_terminal, shown, without_terminal
 
 HERE = Host(ranks=2)
 
 
 def only(look, host=HERE):
-    (finding,) = look(host)
+    (finding,) = findings_of(look, host)
     return finding
 
 

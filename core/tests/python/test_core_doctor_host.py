@@ -5,7 +5,7 @@ import os
 import pytest
 
 from phalanx.core.doctor import _host, _limits, _machine
-from phalanx.core.doctor._host import MIB, Host, parse_ranges, ranges, size
+from phalanx.core.doctor._host import MIB, Host, findings_of, parse_ranges, ranges, size
 
 GIB = 1024 * MIB
 
@@ -28,7 +28,7 @@ def fake(tmp_path):
 
 
 def only(look, host):
-    (finding,) = look(host)
+    (finding,) = findings_of(look, host)
     return finding
 
 
@@ -53,7 +53,7 @@ EVERY = (
 @pytest.mark.parametrize("look", EVERY, ids=lambda look: look.__name__)
 def test_where_nothing_can_be_read_nothing_is_wrong(look, fake, cores):
     cores(0, 1)
-    findings = list(look(fake({})))
+    findings = list(findings_of(look, fake({})))
     assert findings
     assert {finding.level for finding in findings} == {"ok"}
 

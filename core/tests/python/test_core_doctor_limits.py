@@ -8,12 +8,12 @@ import pytest
 
 from phalanx.core import FileStore, World
 from phalanx.core.doctor import _limits
-from phalanx.core.doctor._host import Host
+from phalanx.core.doctor._host import Host, findings_of
 from ranks import run_ranks, scratch
 
 
 def only(look, host):
-    (finding,) = look(host)
+    (finding,) = findings_of(look, host)
     return finding
 
 

@@ -11,13 +11,13 @@ import pytest
 
 from phalanx.core import ffi, lib
 from phalanx.core.doctor import _library, _machine
-from phalanx.core.doctor._host import Host
+from phalanx.core.doctor._host import Host, findings_of
 
 HERE = Host(ranks=2)
 
 
 def only(look, host=HERE):
-    (finding,) = look(host)
+    (finding,) = findings_of(look, host)
     return finding
 
 
@@ -135,7 +135,7 @@ def test_what_the_first_use_of_the_backend_compiled_does_not_stand_for_phalanx_b
 def test_without_the_package_above_there_is_nothing_to_compile(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert list(_library.check_native(HERE)) == []
+    assert _library.check_native(HERE) is None
 
 
 def test_a_library_of_another_version_than_the_distribution_is_a_warning(installed):

@@ -38,15 +38,7 @@ if TYPE_CHECKING:
     from phalanx.core.log import set_log
     from phalanx.core.memory import Memory, MemoryCount, MemoryInfo
     from phalanx.core.message import Message
-    from phalanx.core.store import (
-        CallbackStore,
-        FileStore,
-        MemoryStore,
-        PrefixStore,
-        Store,
-        TCPStore,
-        as_store,
-    )
+    from phalanx.core.store import CallbackStore, FileStore, MemoryStore, PrefixStore, Store, TCPStore, as_store
     from phalanx.core.symm import Symm
     from phalanx.core.torch_ops import load_torch_ops
     from phalanx.core.tuning import GpuTuning, Tuning
@@ -107,48 +99,31 @@ __all__ = [
     "set_log",
 ]
 
-# Where each public name lives. Names ending in Error are in `errors`.
+# The modules that have the public names; the other names are in `errors`.
 _HOMES = {
-    "ANY_RANK": "dtypes",
-    "Agreement": "group",
-    "Algo": "dtypes",
-    "Call": "coalesced",
-    "CallOptions": "_call",
-    "CallbackStore": "store",
-    "Coalesced": "coalesced",
-    "DType": "dtypes",
-    "FileStore": "store",
-    "GpuTuning": "tuning",
-    "Group": "group",
-    "Memory": "memory",
-    "MemoryCount": "memory",
-    "MemoryInfo": "memory",
-    "MemoryStore": "store",
-    "Message": "message",
-    "MessageOptions": "_call",
-    "PrefixStore": "store",
-    "ReduceOp": "dtypes",
-    "Store": "store",
-    "Symm": "symm",
-    "TCPStore": "store",
-    "Tuning": "tuning",
-    "Work": "work",
-    "World": "world",
-    "__version__": "_version",
-    "as_store": "store",
-    "check": "errors",
-    "ffi": "_lib",
-    "lib": "_lib",
-    "load_torch_ops": "torch_ops",
-    "set_log": "log",
+    "_call": ("CallOptions", "MessageOptions"),
+    "_lib": ("ffi", "lib"),
+    "_version": ("__version__",),
+    "coalesced": ("Call", "Coalesced"),
+    "dtypes": ("ANY_RANK", "Algo", "DType", "ReduceOp"),
+    "group": ("Agreement", "Group"),
+    "log": ("set_log",),
+    "memory": ("Memory", "MemoryCount", "MemoryInfo"),
+    "message": ("Message",),
+    "store": ("CallbackStore", "FileStore", "MemoryStore", "PrefixStore", "Store", "TCPStore", "as_store"),
+    "symm": ("Symm",),
+    "torch_ops": ("load_torch_ops",),
+    "tuning": ("GpuTuning", "Tuning"),
+    "work": ("Work",),
+    "world": ("World",),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'phalanx.core' has no attribute {name!r}")
-    home = _HOMES.get(name, "errors")
-    value = getattr(import_module(f"phalanx.core.{home}"), "version" if name == "__version__" else name)
+    home = next((module for module, names in _HOMES.items() if name in names), "errors")
+    value = getattr(import_module(f"phalanx.core.{home}"), name)
     globals()[name] = value
     return value
 

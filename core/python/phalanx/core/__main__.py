@@ -6,7 +6,7 @@ import sys
 from phalanx.core import _paths
 from phalanx.core.commands import Parser
 
-_DIRECTORIES = {"cmake": "cmake", "include": "include", "lib": "lib"}
+_DIRECTORIES = ("cmake", "include", "lib")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,23 +25,16 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print the folders that are asked for, one line each.
-
-    Args:
-        argv: Arguments; None takes those of the process.
-
-    Returns:
-        Exit status: 1 if a folder is missing.
-    """
+    """Print the folders that are asked for, one line each; None takes the arguments of the process."""
     made = parser()
     options = made.parse_args(argv)
     if not any(vars(options).values()):
         made.print_help()
         return 2
     try:
-        for name, folder in _DIRECTORIES.items():
+        for name in _DIRECTORIES:
             if getattr(options, f"{name}_dir"):
-                print(_paths.data_dir(folder))
+                print(_paths.data_dir(name))
         if options.version:
             from phalanx.core._lib import ffi, lib
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from phalanx.core._call import CollectiveSpec, Operand, Ranks, operand, resolve_dtype
 from phalanx.core._lib import ffi
-from phalanx.core.dtypes import DType
+from phalanx.core.dtypes import DType, DTypeLike
 from phalanx.core.errors import InvalidArgumentError
 
 
@@ -37,17 +37,10 @@ def resolve_blocks(
     source: Any,
     out: Any,
     count: int | None,
-    dtype: DType | int | str | None,
+    dtype: DTypeLike,
     root: int | None = None,
 ) -> BlockSides:
-    """Check both sides of a collective of which one or both are lists.
-
-    The arguments are those of `resolve`, with a list of buffers on a side that has a block for each rank. `count` must
-    be None: the buffers say it.
-
-    Raises:
-        InvalidArgumentError: Something is wrong or missing.
-    """
+    """`resolve` with a list of buffers on a side that has a block for each rank. `count` must be None."""
     if count is not None:
         raise InvalidArgumentError("count goes with one buffer; the buffers of a list say how many elements they have")
     elsewhere = root is not None and root != ranks.group_rank

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from phalanx.core._handle import UINT32_MAX, UINT64_MAX, Handle, c_integer, c_timeout
 from phalanx.core._lib import ffi, lib
-from phalanx.core.dtypes import Algo, DType, algo_of, dtype_of, dtype_of_format
+from phalanx.core.dtypes import Algo, DType, DTypeLike, algo_of, dtype_of, dtype_of_format
 from phalanx.core.errors import InvalidArgumentError, check
 from phalanx.core.memory import Device, Memory, c_device, device_of
 from phalanx.core.work import MaybeWork, OrphanedWorks, Work
@@ -82,21 +82,12 @@ class Operand(NamedTuple):
     keep: object
 
 
-# The side of a collective that this rank has no part in.
-ABSENT = Operand(ffi.NULL, None, None, None)
+ABSENT = Operand(ffi.NULL, None, None, None)  # the side of a collective that this rank has no part in
+IN_BLOCKS = object()  # the source of a collective whose input is in symmetric memory, which the core checks
 
 
 def operand(value: Any, name: str, writable: bool) -> Operand:
-    """Read one side of a collective.
-
-    Args:
-        value: An address (int), a Memory, or an object with the buffer protocol.
-        name: The name of the argument, for error texts.
-        writable: Whether C will write to it.
-
-    Raises:
-        InvalidArgumentError: It is none of these, not contiguous, or read-only but written to.
-    """
+    """Read one side of a collective: an address (int), a Memory, or an object with the buffer protocol."""
     if type(value) is int and 0 <= value <= UINT64_MAX:
         return Operand(ffi.cast(_VOID, value), None, None, None)
     if isinstance(value, Memory):
@@ -138,12 +129,8 @@ def _address(value: Any, name: str) -> Any:
     return ffi.cast(_VOID, address)
 
 
-def resolve_dtype(wish: DType | int | str | None, operands: Sequence[Operand]) -> DType:
-    """The element type of a collective: the one given, else the one that the buffers have.
-
-    Raises:
-        InvalidArgumentError: Neither is there, or they contradict each other.
-    """
+def resolve_dtype(wish: DTypeLike, operands: Sequence[Operand]) -> DType:
+    """The element type of a collective: the one given, else the one that the buffers have."""
     dtype = None if wish is None else dtype_of(wish)
     for operand in operands:
         if operand.dtype is None:
@@ -163,13 +150,7 @@ def resolve_dtype(wish: DType | int | str | None, operands: Sequence[Operand]) -
 def resolve_count(wish: int | None, itemsize: int, sides: Sequence[tuple[str, Operand, int]]) -> int:
     """The element count of a collective: the one given, else the one that fills the buffers.
 
-    Args:
-        wish: Count given by the caller, or None.
-        itemsize: Bytes of an element.
-        sides: Name, operand, and how many times `count` elements it must hold.
-
-    Raises:
-        InvalidArgumentError: A buffer is too short, or the count cannot be derived.
+    Each side has a name, an operand, and how many times `count` elements it must hold.
     """
     if wish is None:
         if not sides:
@@ -223,26 +204,17 @@ def resolve(
     source: Any,
     out: Any,
     count: int | None,
-    dtype: DType | int | str | None,
+    dtype: DTypeLike,
     root: int | None = None,
 ) -> Operands:
-    """Check both sides of a collective, and work out what was left out.
+    """Check both sides of a collective, and work out the count and the dtype where they are None.
 
-    Args:
-        spec: The collective.
-        ranks: The group.
-        source, out: Addresses, Memory or buffers. What only the root has is not looked at on other ranks.
-        count: Elements of one block, or None.
-        dtype: Their type, or None.
-        root: Group rank of the root, if there is one.
-
-    Raises:
-        InvalidArgumentError: Something is wrong or missing.
+    What only the root has is not looked at on other ranks, and a source of `IN_BLOCKS` nowhere.
     """
     elsewhere = root is not None and root != ranks.group_rank
     source_side = out_side = ABSENT
     sides = []
-    if not (spec.source_on_root and elsewhere):
+    if source is not IN_BLOCKS and not (spec.source_on_root and elsewhere):
         if source is None:
             raise _missing("source", root if spec.source_on_root else None, "whose blocks are scattered")
         source_side = operand(source, "source", False)
@@ -258,40 +230,13 @@ def resolve(
     return Operands(source_side, out_side, resolve_count(count, kind.itemsize, sides), kind)
 
 
-def resolve_out(
-    spec: CollectiveSpec,
-    ranks: Ranks,
-    out: Any,
-    count: int | None,
-    dtype: DType | int | str | None,
-    root: int | None = None,
-) -> Operands:
-    """`resolve` where the input is in symmetric memory.
-
-    Raises:
-        InvalidArgumentError: Something is wrong or missing.
-    """
-    out_side, sides = ABSENT, []
-    if not spec.out_on_root or root == ranks.group_rank:
-        if out is None:
-            raise _missing("out", root if spec.out_on_root else None, "which takes the result")
-        out_side = operand(out, "out", True)
-        sides.append(("out", out_side, ranks.group_size if spec.out_blocks else 1))
-    kind = resolve_dtype(dtype, (out_side,))
-    return Operands(ABSENT, out_side, resolve_count(count, kind.itemsize, sides), kind)
-
-
-def resolve_buffer(
-    ranks: Ranks, buffer: Any, count: int | None, dtype: DType | int | str | None, root: int
+def resolve_one(
+    value: Any, name: str, writable: bool, count: int | None, dtype: DTypeLike
 ) -> tuple[Operand, int, DType]:
-    """Check the buffer of a broadcast: operand, count and dtype.
-
-    Raises:
-        InvalidArgumentError: Something is wrong or missing.
-    """
-    side = operand(buffer, "buffer", writable=root != ranks.group_rank)
+    """`resolve` for a call that has one buffer: its operand, count and dtype."""
+    side = operand(value, name, writable)
     kind = resolve_dtype(dtype, (side,))
-    return side, resolve_count(count, kind.itemsize, (("buffer", side, 1),)), kind
+    return side, resolve_count(count, kind.itemsize, ((name, side, 1),)), kind
 
 
 def c_root(root_group_rank: int, ranks: Ranks) -> int:
@@ -300,17 +245,9 @@ def c_root(root_group_rank: int, ranks: Ranks) -> int:
 
 
 def c_counts(counts: Sequence[int], name: str, ranks: Ranks, dtype: DType, *sides: tuple[str, Operand, int]) -> Any:
-    """A list of counts for C.
+    """A list of counts for C, one for each group rank.
 
-    Args:
-        counts: Elements, one entry for each group rank.
-        name: The name of the argument, for error texts.
-        ranks: The group.
-        dtype: Type of the elements.
-        sides: Name and operand that must hold the block of one group rank; of all with a rank of -1.
-
-    Raises:
-        InvalidArgumentError: It has another length, a wrong entry, or more than a buffer holds.
+    Each side has a name, an operand, and the group rank whose block it must hold; -1 for the blocks of all.
     """
     if len(counts) != ranks.group_size:
         raise InvalidArgumentError(
@@ -384,20 +321,11 @@ _kept: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # what phx_options poi
 
 def c_stream(stream: int) -> Any:
     """A CUstream, given as an integer."""
-    return ffi.cast("void *", c_integer(stream, "stream", 0, UINT64_MAX))
+    return ffi.cast(_VOID, c_integer(stream, "stream", 0, UINT64_MAX))
 
 
 def c_options(options: CallOptions | MessageOptions, known: frozenset[str] = CALL_OPTIONS) -> Any:
-    """A phx_options pointer; NULL when all is default.
-
-    Args:
-        options: The keyword arguments of the caller.
-        known: The names that may be among them.
-
-    Raises:
-        TypeError: There is an unknown name among them.
-        InvalidArgumentError: A value is wrong.
-    """
+    """A phx_options pointer; NULL when all is default. Raises TypeError for a name that is not `known`."""
     if not options:
         return ffi.NULL
     result = ffi.new("phx_options *")

@@ -16,35 +16,36 @@ _INTERRUPTED = -16
 
 class _State(threading.local):
     depth: int = 0
-    failure: tuple[int, BaseException] | None = None
+    failure: tuple[int | None, BaseException] | None = None
 
 
 _state = _State()
 _postponed: deque[Callable[[], object]] = deque()
 
 
-def guarded(body: Callable[..., int], fallback: int) -> Callable[..., int]:
+def guarded(body: Callable[..., int | None], fallback: int | None) -> Callable[..., int | None]:
     """Wrap a callback: its exceptions become a status and are kept for the error that follows.
 
     Args:
-        body: Returns a PHX_* status; may raise.
-        fallback: The status when it raises, unless the exception has a status of its own.
+        body: Returns a PHX_* status, or None for PHX_OK; may raise.
+        fallback: The status when it raises, unless the exception has a status of its own. None is for a callback that
+            returns nothing to C.
     """
 
-    def run(*args: Any) -> int:
+    def run(*args: Any) -> int | None:
         _state.depth += 1
         try:
             status = body(*args)
             _state.failure = None
-            return status
         except BaseException as error:
             if not isinstance(error, Exception) and interrupts.keep(error):  # such as Ctrl-C
-                return _INTERRUPTED
-            status = getattr(error, "callback_status", fallback)
-            _state.failure = (status, error)
-            return status
+                status = _INTERRUPTED
+            else:
+                status = getattr(error, "callback_status", fallback)
+                _state.failure = (status, error)
         finally:
             _state.depth -= 1
+        return None if fallback is None else status or 0
 
     return run
 

@@ -7,6 +7,7 @@ so that it ends the processes that it has started.
 import argparse
 import contextlib
 import difflib
+import importlib
 import os
 import select
 import signal
@@ -19,8 +20,6 @@ from typing import Any, NoReturn
 
 from phalanx.core.commands import CommandError, Parser
 
-Command = Callable[[list[str]], int]
-
 ENTRY_POINTS = "phalanx.commands"  # name -> callable(list of arguments) -> exit status
 # What the commands of other distributions do, and what to install for each. The help does not load them.
 KNOWN = {
@@ -30,6 +29,11 @@ KNOWN = {
     "trace": ("find hangs and stragglers in dumps of the flight recorder", "phalanx-tools"),
     "tune": ("measure which algorithm is fastest at which size on this host", "phalanx-tools"),
     "verify": ("check the sharding rules of DTensor by brute force", "phalanx-tools[verify]"),
+}
+# What the commands of this distribution do, and their modules. They win over entry points of the same name.
+BUILT_IN = {
+    "doctor": ("check this host and this installation, and say how to mend them", "phalanx.core.doctor"),
+    "version": ("print the versions of what is installed", "phalanx.core._versions"),
 }
 _FOLDERS = {"phalanx-collectives": "packages/collectives"}  # in the sources, where it is not called as the distribution
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -149,7 +153,8 @@ def _run(words: list[str]) -> int:
     given = main_parser.parse_args(words[:1] if words[0][:1] != "-" else words)
     name, arguments = given.command, words[1:]
     if name in BUILT_IN:
-        return BUILT_IN[name][1](arguments)
+        module = importlib.import_module(BUILT_IN[name][1])
+        return int(module.main(arguments))
     if name in plugins:
         return _load(plugins[name])(arguments)
     if name in KNOWN:
@@ -165,9 +170,9 @@ def _run(words: list[str]) -> int:
     return main_parser.error(f"there is no command {name!r}{hint} The commands are {', '.join(known)}.")
 
 
-def _load(point: EntryPoint) -> Command:
+def _load(point: EntryPoint) -> Callable[[list[str]], int]:
     try:
-        command: Command = point.load()
+        command: Callable[[list[str]], int] = point.load()
     except (ImportError, AttributeError) as error:
         origin = _origin(point)
         raise CommandError(f"{point.value} of {origin} cannot be loaded: {error}\nReinstall {origin}.") from None
@@ -211,28 +216,6 @@ def _listing(plugins: dict[str, EntryPoint]) -> str:
 
 def _origin(point: EntryPoint) -> str:
     return point.dist.name if point.dist is not None else "an unknown distribution"
-
-
-# ---- built in ------------------------------------------------------------------------------------------------------
-
-
-def _doctor(argv: list[str]) -> int:
-    from phalanx.core import doctor
-
-    return doctor.main(argv)
-
-
-def _version(argv: list[str]) -> int:
-    from phalanx.core import _versions
-
-    return _versions.main(argv)
-
-
-# These win over entry points of the same name.
-BUILT_IN: dict[str, tuple[str, Command]] = {
-    "doctor": ("check this host and this installation, and say how to mend them", _doctor),
-    "version": ("print the versions of what is installed", _version),
-}
 
 
 if __name__ == "__main__":

@@ -24,13 +24,12 @@ from phalanx.core._call import (
     call_async,
     operand,
     resolve,
-    resolve_buffer,
-    resolve_count,
     resolve_dtype,
+    resolve_one,
 )
 from phalanx.core._handle import UINT32_MAX, Handle, c_integer
-from phalanx.core._lib import ffi, lib
-from phalanx.core.dtypes import ANY_RANK, DType, ReduceOp, reduce_op_of
+from phalanx.core._lib import ffi, lib, new_struct
+from phalanx.core.dtypes import ANY_RANK, DTypeLike, ReduceOp, ReduceOpLike, reduce_op_of
 from phalanx.core.errors import InvalidArgumentError, check
 from phalanx.core.memory import Device, Memory, WorldOfMemory, device_of
 from phalanx.core.message import Message
@@ -80,8 +79,7 @@ class GroupCalls(Uncopied):
         self.reduction_order = REDUCTION_ORDERS[info.reduction_order - 1]
 
     def _info(self) -> Any:
-        info = ffi.new("phx_group_info *")
-        info.struct_size = ffi.sizeof("phx_group_info")
+        info = new_struct("phx_group_info")
         check(lib.phx_group_get_info(self._handle.pointer, info))
         return info
 
@@ -117,8 +115,8 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any = None,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -152,8 +150,8 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -186,8 +184,8 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any,
         counts: Sequence[int],
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -225,8 +223,8 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any = None,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         root_group_rank: int = 0,
         *,
         blocking: bool = True,
@@ -264,7 +262,7 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -296,7 +294,7 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any,
         counts: Sequence[int],
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -333,7 +331,7 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -367,7 +365,7 @@ class GroupCalls(Uncopied):
         source_counts: Sequence[int],
         out: Any,
         out_counts: Sequence[int],
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -404,7 +402,7 @@ class GroupCalls(Uncopied):
         self,
         buffer: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         root_group_rank: int = 0,
         *,
         blocking: bool = True,
@@ -431,7 +429,7 @@ class GroupCalls(Uncopied):
             array('i', [1])
         """
         root = c_root(root_group_rank, self)
-        side, n, kind = resolve_buffer(self, buffer, count, dtype, root)
+        side, n, kind = resolve_one(buffer, "buffer", root != self.group_rank, count, dtype)
         return self._call(lib.phx_broadcast, (side.pointer, n, kind, root), (side,), blocking, options)
 
     def gather(
@@ -439,7 +437,7 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any = None,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         root_group_rank: int = 0,
         *,
         blocking: bool = True,
@@ -475,7 +473,7 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         root_group_rank: int = 0,
         *,
         blocking: bool = True,
@@ -513,7 +511,7 @@ class GroupCalls(Uncopied):
         source: Any,
         peer_group_rank: int,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         tag: int = 0,
         blocking: bool = True,
@@ -543,7 +541,8 @@ class GroupCalls(Uncopied):
             >>> group.recv(array("i", [0]), 1 - rank)  # on rank 1
             0
         """
-        side, n, kind, number = self._message(source, "source", count, dtype, tag)
+        side, n, kind = resolve_one(source, "source", False, count, dtype)
+        number = c_integer(tag, "tag", 0, UINT32_MAX)
         peer = c_integer(peer_group_rank, "peer_group_rank", 0, self.group_size - 1)
         arguments = (side.pointer, n, kind, peer, number)
         return self._call(lib.phx_send, arguments, (side,), blocking, options, MESSAGE_OPTIONS)
@@ -554,7 +553,7 @@ class GroupCalls(Uncopied):
         out: Any,
         peer_group_rank: int = ...,
         count: int | None = ...,
-        dtype: DType | int | str | None = ...,
+        dtype: DTypeLike = ...,
         *,
         tag: int = ...,
         blocking: Literal[True] = ...,
@@ -567,7 +566,7 @@ class GroupCalls(Uncopied):
         out: Any,
         peer_group_rank: int = ...,
         count: int | None = ...,
-        dtype: DType | int | str | None = ...,
+        dtype: DTypeLike = ...,
         *,
         tag: int = ...,
         blocking: Literal[False],
@@ -580,7 +579,7 @@ class GroupCalls(Uncopied):
         out: Any,
         peer_group_rank: int = ...,
         count: int | None = ...,
-        dtype: DType | int | str | None = ...,
+        dtype: DTypeLike = ...,
         *,
         tag: int = ...,
         blocking: bool,
@@ -592,7 +591,7 @@ class GroupCalls(Uncopied):
         out: Any,
         peer_group_rank: int = ANY_RANK,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         tag: int = 0,
         blocking: bool = True,
@@ -624,7 +623,8 @@ class GroupCalls(Uncopied):
             >>> out  # on rank 1
             array('i', [5])
         """
-        side, n, kind, number = self._message(out, "out", count, dtype, tag)
+        side, n, kind = resolve_one(out, "out", True, count, dtype)
+        number = c_integer(tag, "tag", 0, UINT32_MAX)
         peer = c_integer(peer_group_rank, "peer_group_rank", ANY_RANK, self.group_size - 1)
         arguments, device = (side.pointer, n, kind, peer, number), options.get("device")
         named = peer != ANY_RANK or not (device is None or device_of(device)[0] == "cpu")
@@ -664,9 +664,9 @@ class GroupCalls(Uncopied):
                     f"message {index} is {message!r}; make it with a method of phalanx.core.Message"
                 )
             try:
-                name = "source" if message.sends else "out"
-                side, n, kind, tag = self._message(message.buffer, name, message.count, message.dtype, message.tag)
-                lowest = 0 if message.sends else ANY_RANK
+                name, lowest = ("source", 0) if message.sends else ("out", ANY_RANK)
+                side, n, kind = resolve_one(message.buffer, name, not message.sends, message.count, message.dtype)
+                tag = c_integer(message.tag, "tag", 0, UINT32_MAX)
                 peer = c_integer(message.peer_group_rank, "peer_group_rank", lowest, self.group_size - 1)
             except InvalidArgumentError as error:
                 raise InvalidArgumentError(f"message {index} ({message.operation}): {error}") from None
@@ -685,7 +685,7 @@ class GroupCalls(Uncopied):
         source: Any,
         out: Any,
         count: int | None,
-        dtype: DType | int | str | None,
+        dtype: DTypeLike,
         more: tuple[int, ...],
         blocking: bool,
         options: CallOptions,
@@ -712,11 +712,3 @@ class GroupCalls(Uncopied):
     ) -> MaybeWork:
         whole = (self._handle.pointer, *arguments, c_options(options, known))
         return call_async(function, whole, self._handle, self._orphans, operands, blocking)
-
-    def _message(
-        self, buffer: Any, name: str, count: int | None, dtype: DType | int | str | None, tag: int
-    ) -> tuple[Operand, int, DType, int]:
-        side = operand(buffer, name, writable=name == "out")
-        kind = resolve_dtype(dtype, (side,))
-        n = resolve_count(count, kind.itemsize, ((name, side, 1),))
-        return side, n, kind, c_integer(tag, "tag", 0, UINT32_MAX)

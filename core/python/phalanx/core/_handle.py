@@ -6,7 +6,7 @@ from typing import Any
 
 from phalanx.core import _callbacks
 from phalanx.core._lib import ffi
-from phalanx.core.errors import InvalidArgumentError, UnsupportedError
+from phalanx.core.errors import InvalidArgumentError, UnsupportedError, check
 from phalanx.core.uncopied import Uncopied
 
 
@@ -59,11 +59,7 @@ class Handle(Uncopied):
 
     @property
     def pointer(self) -> Any:
-        """The C pointer.
-
-        Raises:
-            UnsupportedError: This process is a fork of the one that made it.
-        """
+        """The C pointer. Raises UnsupportedError in a fork of the process that made it."""
         if self._generation != _Process.generation:
             raise UnsupportedError(
                 f"{self.what} was made in process {self._pid}, and this process ({os.getpid()}) is "
@@ -107,11 +103,7 @@ class Handle(Uncopied):
 
 
 def c_text(value: str, what: str) -> bytes:
-    """Encode a string for C.
-
-    Raises:
-        InvalidArgumentError: Not a string, or one with a NUL character, which C would cut off.
-    """
+    """Encode a string for C, which would cut it off at a NUL character."""
     if not isinstance(value, str):
         raise InvalidArgumentError(f"{what} must be a str, not {type(value).__name__}")
     if "\0" in value:
@@ -119,12 +111,13 @@ def c_text(value: str, what: str) -> bytes:
     return value.encode()
 
 
-def c_integer(value: int, what: str, low: int, high: int) -> int:
-    """Check an integer's range, which cffi would report without saying which argument it was.
+def c_optional_text(value: str | None, what: str) -> Any:
+    """`c_text`, or NULL for None."""
+    return ffi.NULL if value is None else c_text(value, what)
 
-    Raises:
-        InvalidArgumentError: Not an integer, or outside of low..high.
-    """
+
+def c_integer(value: int, what: str, low: int, high: int) -> int:
+    """Check an integer's range, which cffi would report without saying which argument it was."""
     try:
         number = value.__index__()
     except (AttributeError, TypeError):
@@ -155,18 +148,13 @@ def c_timeout(timeout_ms: int) -> int:
 
 def view(address: int, size: int, owner: object) -> memoryview:
     """Writable bytes at an address; `owner` lives until the last view of them is gone."""
-    # ffi.buffer keeps the pointer alive, and the pointer its destructor, which holds the owner.
-    pointer = ffi.gc(ffi.cast("char *", address), _Keeper(owner))
+    # ffi.buffer keeps the pointer alive, and the pointer its destructor, which does nothing but hold the owner.
+    pointer = ffi.gc(ffi.cast("char *", address), lambda _, held=owner: None)
     return memoryview(ffi.buffer(pointer, size))
 
 
-class _Keeper:
-    """A destructor that does nothing but hold an object until it is called."""
-
-    __slots__ = ("_held",)
-
-    def __init__(self, held: object) -> None:
-        self._held = held
-
-    def __call__(self, pointer: Any) -> None:
-        self._held = None
+def create(kind: str, function: Callable[..., int], *arguments: Any) -> Any:
+    """What a function of the core makes, such as a "phx_group *", and returns through its last argument."""
+    out = ffi.new(f"{kind}*")
+    check(function(*arguments, out))
+    return out[0]

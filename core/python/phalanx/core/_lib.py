@@ -8,7 +8,6 @@ from typing import Any
 
 from phalanx.core import _log, _paths, interrupts
 
-_NODELETE = os.RTLD_NODELETE
 ABI_VERSION = 0  # of the headers that this binding was written for
 
 _CDEF_REGION = re.compile(r"/\* cdef: begin \*/(.*?)/\* cdef: end \*/", re.DOTALL)
@@ -21,13 +20,7 @@ def cdef_of(header: Path) -> str:
 
 
 def load_ffi(module: str, *headers: str, base: Any = None) -> Any:
-    """The FFI with the declarations of one library, and of no other.
-
-    Args:
-        module: The generated module that has it.
-        headers: What it was generated from, relative to the directory `core` of the source tree.
-        base: An FFI whose types the header uses.
-    """
+    """The FFI of a generated module; in a source tree, of its `headers`, which use the types of `base`."""
     try:
         return import_module(module).ffi
     except ModuleNotFoundError as error:
@@ -49,16 +42,17 @@ def load_ffi(module: str, *headers: str, base: Any = None) -> Any:
     return ffi
 
 
+def not_loaded(text: str, path: Path) -> ImportError:
+    """The error to raise where a library is missing or does not fit."""
+    return ImportError(f"phalanx.core: {text}", name="phalanx.core", path=str(path))
+
+
 def _check(ffi: Any, lib: Any, path: Path) -> None:
     """Compare what the library was built from with what this binding declares."""
     advice = "the library and the Python package come from different builds: reinstall phalanx-core"
     version = lib.phx_abi_version()
     if version != ABI_VERSION:
-        raise ImportError(
-            f"phalanx.core: {path} has ABI version {version}, this binding needs {ABI_VERSION}; {advice}",
-            name="phalanx.core",
-            path=str(path),
-        )
+        raise not_loaded(f"{path} has ABI version {version}, this binding needs {ABI_VERSION}; {advice}", path)
     unknown_size = getattr(ffi, "error", ValueError)  # the FFI of the generated module has its own
     for name in ffi.list_types()[0]:
         if not name.startswith("phx_") or ffi.typeof(name).kind != "struct":
@@ -69,23 +63,17 @@ def _check(ffi: Any, lib: Any, path: Path) -> None:
             continue
         there = lib.phx_struct_size(name.encode())
         if here != there:
-            raise ImportError(
-                f"phalanx.core: struct {name} has {there} bytes in {path} (0: unknown there) and "
-                f"{here} bytes in this binding; {advice}",
-                name="phalanx.core",
-                path=str(path),
-            )
+            text = f"struct {name} has {there} bytes in {path} (0: unknown there) and {here} bytes in this binding"
+            raise not_loaded(f"{text}; {advice}", path)
 
 
 def open_library(ffi: Any, path: Path) -> Any:
     """dlopen with an error that names the file and the loader's reason."""
     try:
         # NODELETE: at the end of the interpreter, threads may still be in functions of it.
-        return ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL | _NODELETE)
+        return ffi.dlopen(str(path), ffi.RTLD_NOW | ffi.RTLD_LOCAL | os.RTLD_NODELETE)
     except OSError as error:
-        raise ImportError(
-            f"phalanx.core: {path} cannot be loaded: {error}", name="phalanx.core", path=str(path)
-        ) from error
+        raise not_loaded(f"{path} cannot be loaded: {error}", path) from error
 
 
 def _load() -> tuple[Any, Any, Path]:
@@ -100,3 +88,10 @@ def _load() -> tuple[Any, Any, Path]:
 
 
 ffi, lib, library_path = _load()
+
+
+def new_struct(name: str) -> Any:
+    """A pointer to a struct that says its own size, as all those of the core that may grow; the rest of it is zero."""
+    struct = ffi.new(f"{name} *")
+    struct.struct_size = ffi.sizeof(name)
+    return struct

@@ -22,28 +22,18 @@ def send(ffi: Any, lib: Any, write: LogFunction | None, min_level: int) -> None:
         _alive.clear()
         return
 
-    def body(user: Any, level: int, file: Any, line: int, message: Any) -> int:
+    def log(user: Any, level: int, file: Any, line: int, message: Any) -> None:
         write(
             _LEVELS[max(0, min(level, len(_LEVELS) - 1))],
             "" if file == ffi.NULL else ffi.string(file).decode("utf-8", "replace"),
             line,
             ffi.string(message).decode("utf-8", "replace"),
         )
-        return 0
 
-    run = _callbacks.guarded(body, 0)
-
-    def log(*args: Any) -> None:
-        run(*args)
-
-    callback = ffi.callback("phx_log_fn", log)
+    callback = ffi.callback("phx_log_fn", _callbacks.guarded(log, None))
     lib.phx_set_log(callback, ffi.NULL, sum(min_level > level for level in _LEVELS))
     _alive[:] = [callback]
-
-    def off() -> None:  # the monitor threads of the core may outlive the interpreter
-        lib.phx_set_log(ffi.NULL, ffi.NULL, 0)
-
-    atexit.register(off)
+    atexit.register(lib.phx_set_log, ffi.NULL, ffi.NULL, 0)  # the core's monitor threads may outlive the interpreter
 
 
 def to_logger(logger: "logging.Logger | str") -> LogFunction:

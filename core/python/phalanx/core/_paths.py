@@ -21,11 +21,7 @@ def source_dir() -> Path | None:
 
 
 def library() -> Path:
-    """Find libphalanx.so.0. The environment variable PHALANX_LIBRARY overrides the search.
-
-    Raises:
-        ImportError: It is not there; the text says where it was looked for.
-    """
+    """Find libphalanx.so.0. The environment variable PHALANX_LIBRARY overrides the search."""
     wished = os.environ.get("PHALANX_LIBRARY")
     candidates = [Path(wished)] if wished else [folder / "lib" / "libphalanx.so.0" for folder in package_dirs()]
     for candidate in candidates:
@@ -41,13 +37,9 @@ def library() -> Path:
 
 
 def data_dir(name: str) -> Path:
-    """Find a directory that ships with the library; in the source tree, the headers are where they are written.
+    """Find a directory that ships with the library: "cmake", "include" or "lib".
 
-    Args:
-        name: Relative path inside the package: "cmake", "include" or "lib".
-
-    Raises:
-        FileNotFoundError: This installation has no such directory.
+    In the source tree, the headers are where they are written.
     """
     for folder in package_dirs():
         if (folder / name).is_dir():

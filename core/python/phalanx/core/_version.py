@@ -13,4 +13,4 @@ def _find() -> str:
         return "unknown" if source is None else (source / "VERSION").read_text(encoding="utf-8").strip()
 
 
-version = _find()
+__version__ = _find()

@@ -21,14 +21,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """Print the versions.
-
-    Args:
-        argv: Arguments after "version".
-
-    Raises:
-        CommandError: libphalanx cannot be loaded.
-    """
+    """Print the versions; `argv` are the arguments after "version"."""
     as_json = parser().parse_args(argv).json
     found: dict[str, Any] = dict(installed_versions())
     trouble = ""

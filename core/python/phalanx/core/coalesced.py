@@ -20,11 +20,11 @@ from phalanx.core._call import (
     c_root,
     call_async,
     resolve,
-    resolve_buffer,
+    resolve_one,
 )
 from phalanx.core._group_calls import GroupCalls
 from phalanx.core._lib import ffi, lib
-from phalanx.core.dtypes import DType, ReduceOp, reduce_op_of
+from phalanx.core.dtypes import DTypeLike, ReduceOp, ReduceOpLike, reduce_op_of
 from phalanx.core.errors import InvalidArgumentError
 from phalanx.core.uncopied import Uncopied
 from phalanx.core.work import MaybeWork
@@ -49,8 +49,8 @@ class Call:
     source: Any
     out: Any
     count: int | None = None
-    dtype: DType | int | str | None = None
-    op: ReduceOp | int | str | None = None
+    dtype: DTypeLike = None
+    op: ReduceOpLike | None = None
     root_group_rank: int | None = None
 
     @classmethod
@@ -59,45 +59,32 @@ class Call:
         source: Any,
         out: Any = None,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
     ) -> "Call":
         """`Group.all_reduce`. Without `out` it is in place."""
         return cls(ALL_REDUCE, source, source if out is None else out, count, dtype, op)
 
     @classmethod
-    def all_gather(
-        cls, source: Any, out: Any, count: int | None = None, dtype: DType | int | str | None = None
-    ) -> "Call":
+    def all_gather(cls, source: Any, out: Any, count: int | None = None, dtype: DTypeLike = None) -> "Call":
         """`Group.all_gather`."""
         return cls(ALL_GATHER, source, out, count, dtype)
 
     @classmethod
     def reduce_scatter(
-        cls,
-        source: Any,
-        out: Any,
-        count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        cls, source: Any, out: Any, count: int | None = None, dtype: DTypeLike = None, op: ReduceOpLike = ReduceOp.SUM
     ) -> "Call":
         """`Group.reduce_scatter`."""
         return cls(REDUCE_SCATTER, source, out, count, dtype, op)
 
     @classmethod
-    def all_to_all(
-        cls, source: Any, out: Any, count: int | None = None, dtype: DType | int | str | None = None
-    ) -> "Call":
+    def all_to_all(cls, source: Any, out: Any, count: int | None = None, dtype: DTypeLike = None) -> "Call":
         """`Group.all_to_all`."""
         return cls(ALL_TO_ALL, source, out, count, dtype)
 
     @classmethod
     def broadcast(
-        cls,
-        buffer: Any,
-        count: int | None = None,
-        dtype: DType | int | str | None = None,
-        root_group_rank: int = 0,
+        cls, buffer: Any, count: int | None = None, dtype: DTypeLike = None, root_group_rank: int = 0
     ) -> "Call":
         """`Group.broadcast`."""
         return cls(BROADCAST, buffer, buffer, count, dtype, root_group_rank=root_group_rank)
@@ -108,8 +95,8 @@ class Call:
         source: Any,
         out: Any = None,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         root_group_rank: int = 0,
     ) -> "Call":
         """`Group.reduce`."""
@@ -117,24 +104,14 @@ class Call:
 
     @classmethod
     def gather(
-        cls,
-        source: Any,
-        out: Any = None,
-        count: int | None = None,
-        dtype: DType | int | str | None = None,
-        root_group_rank: int = 0,
+        cls, source: Any, out: Any = None, count: int | None = None, dtype: DTypeLike = None, root_group_rank: int = 0
     ) -> "Call":
         """`Group.gather`."""
         return cls(GATHER, source, out, count, dtype, root_group_rank=root_group_rank)
 
     @classmethod
     def scatter(
-        cls,
-        source: Any,
-        out: Any,
-        count: int | None = None,
-        dtype: DType | int | str | None = None,
-        root_group_rank: int = 0,
+        cls, source: Any, out: Any, count: int | None = None, dtype: DTypeLike = None, root_group_rank: int = 0
     ) -> "Call":
         """`Group.scatter`."""
         return cls(SCATTER, source, out, count, dtype, root_group_rank=root_group_rank)
@@ -180,7 +157,8 @@ def _row(group: GroupCalls, call: Call, operands: list[Operand]) -> tuple[Any, .
     root = None if call.root_group_rank is None else c_root(call.root_group_rank, group)
     if spec is BROADCAST:
         assert root is not None
-        buffer, n, kind = resolve_buffer(group, call.source, call.count, call.dtype, root)
+        writable = root != group.group_rank
+        buffer, n, kind = resolve_one(call.source, "buffer", writable, call.count, call.dtype)
         operands.append(buffer)
         return (_SIZE, spec.kind, buffer.pointer, buffer.pointer, n, kind, 0, root, 0)
     op = 0 if call.op is None else reduce_op_of(call.op)

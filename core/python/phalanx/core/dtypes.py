@@ -1,7 +1,7 @@
 """Data types, reductions and algorithms: the numbers of phalanx.h and their names."""
 
 from enum import IntEnum
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from phalanx.core.errors import InvalidArgumentError
 
@@ -47,6 +47,10 @@ class ReduceOp(IntEnum):
     BOR = 7
     BXOR = 8
     PREMUL_SUM = 9
+
+
+DTypeLike: TypeAlias = DType | int | str | None  # None: what the buffers say
+ReduceOpLike: TypeAlias = ReduceOp | int | str
 
 
 class Algo(IntEnum):

@@ -1,8 +1,11 @@
 """One exception class per status of the C core, with everything the core knows about the failure."""
 
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from phalanx.core import _callbacks, interrupts
+
+_CLASSES: dict[int, type["PhalanxError"]] = {}  # by status
 
 
 class PhalanxError(RuntimeError):
@@ -22,14 +25,11 @@ class PhalanxError(RuntimeError):
 
     _status = -15
 
-    status: int
-    rank: int
-    peer: int
-    sequence: int
-    step: int
-    sys_errno: int
-    operation: str
-    group: str
+    def __init_subclass__(cls, status: int | None = None, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if status is not None:
+            cls._status = status
+            _CLASSES[status] = cls
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class PhalanxError(RuntimeError):
     @property
     def status_name(self) -> str:
         """Name of the status, such as "PHX_ERR_TIMEOUT"."""
-        return _NAMES.get(self.status, f"status {self.status}")
+        return _name_of(self.status, f"status {self.status}")
 
     def __str__(self) -> str:
         # OSError, a base of some subclasses, would print errno instead.
@@ -75,147 +75,78 @@ class PhalanxError(RuntimeError):
         return type(self), self.args, state
 
 
-class InvalidArgumentError(PhalanxError, ValueError):
+class InvalidArgumentError(PhalanxError, ValueError, status=-1):
     """An argument is wrong; nothing was sent, and the group works on."""
 
-    _status = -1
 
-
-class UnsupportedError(PhalanxError, NotImplementedError):
+class UnsupportedError(PhalanxError, NotImplementedError, status=-2):
     """The call is right, but not something this build, host or group can do."""
 
-    _status = -2
 
-
-class OutOfMemoryError(PhalanxError, MemoryError):
+class OutOfMemoryError(PhalanxError, MemoryError, status=-3):
     """Memory could not be allocated or mapped."""
 
-    _status = -3
 
-
-class WaitTimeoutError(PhalanxError, TimeoutError):
+class WaitTimeoutError(PhalanxError, TimeoutError, status=-4):
     """Peers did not come in time; the text names them."""
 
-    _status = -4
 
-
-class PeerDeadError(PhalanxError, ConnectionError):
+class PeerDeadError(PhalanxError, ConnectionError, status=-5):
     """A peer died or left; `peer` says which."""
 
-    _status = -5
 
-
-class RevokedError(PhalanxError):
+class RevokedError(PhalanxError, status=-6):
     """An earlier failure put the ranks of the group out of step; the text gives the first cause."""
 
-    _status = -6
 
-
-class MismatchError(PhalanxError):
+class MismatchError(PhalanxError, status=-7):
     """Ranks disagree about a call; the text gives both sides."""
 
-    _status = -7
 
-
-class AlreadyExistsError(PhalanxError):
+class AlreadyExistsError(PhalanxError, status=-8):
     """What was to be made is there already."""
 
-    _status = -8
 
-
-class NotFoundError(PhalanxError, LookupError):
+class NotFoundError(PhalanxError, LookupError, status=-9):
     """What was asked for is not there."""
 
-    _status = -9
 
-
-class InUseError(PhalanxError):
+class InUseError(PhalanxError, status=-10):
     """What was to be taken or dropped is still in use."""
 
-    _status = -10
 
-
-class SystemCallError(PhalanxError, OSError):
+class SystemCallError(PhalanxError, OSError, status=-11):
     """An operating system call failed; `sys_errno` says how."""
 
-    _status = -11
 
-
-class DeviceError(PhalanxError):
+class DeviceError(PhalanxError, status=-12):
     """An accelerator or its driver failed."""
 
-    _status = -12
 
-
-class AbiError(PhalanxError):
+class AbiError(PhalanxError, status=-13):
     """The two sides were built from headers that do not fit."""
 
-    _status = -13
 
-
-class AccessDeniedError(PhalanxError, PermissionError):
+class AccessDeniedError(PhalanxError, PermissionError, status=-14):
     """The other side is another user, or gave a wrong token."""
 
-    _status = -14
 
-
-class InternalError(PhalanxError):
+class InternalError(PhalanxError, status=-15):
     """A defect of Phalanx: please report it."""
 
-    _status = -15
 
-
-class WaitInterruptedError(PhalanxError, InterruptedError):
+class WaitInterruptedError(PhalanxError, InterruptedError, status=-16):
     """A signal handler, such as that of Ctrl-C, has ended an earlier wait for the same work.
 
     The call that was interrupted raises what the handler raised: `KeyboardInterrupt` for Ctrl-C.
     """
 
-    _status = -16
 
+def _name_of(status: int, otherwise: str) -> str:
+    from phalanx.core._lib import ffi, lib
 
-_NAMES = {
-    0: "PHX_OK",
-    1: "PHX_IN_PROGRESS",
-    -1: "PHX_ERR_INVALID",
-    -2: "PHX_ERR_UNSUPPORTED",
-    -3: "PHX_ERR_NO_MEMORY",
-    -4: "PHX_ERR_TIMEOUT",
-    -5: "PHX_ERR_PEER_DEAD",
-    -6: "PHX_ERR_REVOKED",
-    -7: "PHX_ERR_MISMATCH",
-    -8: "PHX_ERR_EXISTS",
-    -9: "PHX_ERR_NOT_FOUND",
-    -10: "PHX_ERR_IN_USE",
-    -11: "PHX_ERR_SYSTEM",
-    -12: "PHX_ERR_DEVICE",
-    -13: "PHX_ERR_ABI",
-    -14: "PHX_ERR_PERMISSION",
-    -15: "PHX_ERR_INTERNAL",
-    -16: "PHX_ERR_INTERRUPTED",
-}
-
-_CLASSES: dict[int, type[PhalanxError]] = {
-    cls._status: cls
-    for cls in (
-        InvalidArgumentError,
-        UnsupportedError,
-        OutOfMemoryError,
-        WaitTimeoutError,
-        PeerDeadError,
-        RevokedError,
-        MismatchError,
-        AlreadyExistsError,
-        NotFoundError,
-        InUseError,
-        SystemCallError,
-        DeviceError,
-        AbiError,
-        AccessDeniedError,
-        InternalError,
-        WaitInterruptedError,
-    )
-}
+    name = str(ffi.string(lib.phx_status_name(status)).decode())
+    return name if name.startswith("PHX_") else otherwise
 
 
 def error_from_info(info: Any) -> PhalanxError:
@@ -244,13 +175,12 @@ def error_from_status(status: int, text: str) -> PhalanxError:
     return _CLASSES.get(status, PhalanxError)(text, status=status)
 
 
-def new_info() -> Any:
-    """An empty phx_error_info with its struct_size set."""
-    from phalanx.core._lib import ffi
+def stored_error(get: Callable[[Any, Any], int], pointer: Any) -> PhalanxError | None:
+    """What phx_group_get_error or phx_work_get_error says of a group or work; None while nothing has failed."""
+    from phalanx.core._lib import new_struct
 
-    info = ffi.new("phx_error_info *")
-    info.struct_size = ffi.sizeof("phx_error_info")
-    return info
+    info = new_struct("phx_error_info")
+    return error_from_info(info) if found(get(pointer, info)) else None
 
 
 def raise_last(status: int | None = None) -> NoReturn:
@@ -261,17 +191,17 @@ def raise_last(status: int | None = None) -> NoReturn:
     Args:
         status: What the call returned; None for calls that return a pointer.
     """
-    from phalanx.core._lib import lib
+    from phalanx.core._lib import lib, new_struct
 
     interruption = interrupts.take()
     if interruption is not None:
         raise interruption
-    info = new_info()
+    info = new_struct("phx_error_info")
     known = lib.phx_last_error_info(info) == 0
     if status is None:
         status = int(info.status)
     if not known or info.status != status:
-        name = _NAMES.get(status, "an unknown status")
+        name = _name_of(status, "an unknown status")
         raise error_from_status(status, f"the core returned {name} ({status}) without saying why")
     raise error_from_info(info) from _callbacks.take_exception(status)
 
@@ -300,3 +230,11 @@ def check(status: int) -> int:
         if interruption is not None:
             raise interruption
     return status
+
+
+def found(status: int) -> bool:
+    """`check` for a call that looks for something: whether it is there."""
+    if status == NotFoundError._status:
+        return False
+    check(status)
+    return True

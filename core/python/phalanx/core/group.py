@@ -6,15 +6,13 @@ from typing import Any, NamedTuple, Unpack
 
 from phalanx.core._call import CallOptions, operand
 from phalanx.core._group_calls import GroupCalls
-from phalanx.core._handle import INT32_MAX, UINT64_MAX, c_integer, c_text, c_timeout
-from phalanx.core._lib import ffi, lib
+from phalanx.core._handle import INT32_MAX, UINT64_MAX, c_integer, c_optional_text, c_text, c_timeout, create
+from phalanx.core._lib import ffi, lib, new_struct
 from phalanx.core.coalesced import Call, Coalesced
-from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
+from phalanx.core.errors import PhalanxError, check, found, stored_error
 from phalanx.core.symm import Symm
-from phalanx.core.tuning import GpuTuning, Tuning, c_gpu_tuning, c_path, c_tuning, get_gpu_tuning, get_tuning
+from phalanx.core.tuning import GpuTuning, Tuning, c_path, c_tuning, get_tuning
 from phalanx.core.work import MaybeWork
-
-_NOT_FOUND = -9
 
 
 class Agreement(NamedTuple):
@@ -63,8 +61,7 @@ class Group(GroupCalls):
     """
 
     def _stats(self) -> Any:
-        stats = ffi.new("phx_group_stats *")
-        stats.struct_size = ffi.sizeof("phx_group_stats")
+        stats = new_struct("phx_group_stats")
         check(lib.phx_group_get_stats(self._handle.pointer, stats))
         return stats
 
@@ -95,12 +92,7 @@ class Group(GroupCalls):
             >>> group.error() is None
             True
         """
-        info = new_info()
-        status = lib.phx_group_get_error(self._handle.pointer, info)
-        if status == _NOT_FOUND:
-            return None
-        check(status)
-        return error_from_info(info)
+        return stored_error(lib.phx_group_get_error, self._handle.pointer)
 
     def revoke(self, reason: str) -> None:
         """Make every later call on the group fail, on every rank. Not collective.
@@ -171,10 +163,10 @@ class Group(GroupCalls):
             >>> group.split(0, key=-rank).ranks
             (1, 0)
         """
-        out = ffi.new("phx_group **")
         numbers = (c_integer(color, "color", -INT32_MAX, INT32_MAX), c_integer(key, "key", -INT32_MAX, INT32_MAX))
-        check(lib.phx_group_split(self._handle.pointer, *numbers, _name(name), c_timeout(timeout_ms), out))
-        return None if out[0] == ffi.NULL else Group(self.world, out[0])
+        arguments = (self._handle.pointer, *numbers, c_optional_text(name, "name"), c_timeout(timeout_ms))
+        pointer = create("phx_group *", lib.phx_group_split, *arguments)
+        return None if pointer == ffi.NULL else Group(self.world, pointer)
 
     def shrink(self, name: str | None = None, *, timeout_ms: int = 0) -> "Group":
         """Make a group of the ranks that are alive. Collective among them, also where the group has failed.
@@ -197,9 +189,8 @@ class Group(GroupCalls):
             >>> group.shrink().ranks
             (0, 1)
         """
-        out = ffi.new("phx_group **")
-        check(lib.phx_group_shrink(self._handle.pointer, _name(name), c_timeout(timeout_ms), out))
-        return Group(self.world, out[0])
+        arguments = (self._handle.pointer, c_optional_text(name, "name"), c_timeout(timeout_ms))
+        return Group(self.world, create("phx_group *", lib.phx_group_shrink, *arguments))
 
     def agree(self, bits: int = 0, *, timeout_ms: int = 0) -> Agreement:
         """Agree on bits, and on who is alive. Collective among the living, also where the group has failed.
@@ -245,10 +236,8 @@ class Group(GroupCalls):
             >>> group.rendezvous(world.alloc(64))  # on rank 1
             Symm(64 bytes on Group('all', rank 1 of 2))
         """
-        out = ffi.new("phx_symm **")
-        inside = operand(block, "block", writable=False)
-        check(lib.phx_symm_rendezvous(self._handle.pointer, inside.pointer, c_timeout(timeout_ms), out))
-        return Symm(self, out[0])
+        arguments = (self._handle.pointer, operand(block, "block", writable=False).pointer, c_timeout(timeout_ms))
+        return Symm(self, create("phx_symm *", lib.phx_symm_rendezvous, *arguments))
 
     def find_symm(self, block: Any) -> Symm | None:
         """The handle of a block that was mapped before, or None. Not collective.
@@ -262,21 +251,11 @@ class Group(GroupCalls):
         """
         out = ffi.new("phx_symm **")
         inside = operand(block, "block", writable=False)
-        status = lib.phx_symm_find(self._handle.pointer, inside.pointer, out)
-        if status == _NOT_FOUND:
-            return None
-        check(status)
-        return Symm(self, out[0])
+        return Symm(self, out[0]) if found(lib.phx_symm_find(self._handle.pointer, inside.pointer, out)) else None
 
     # ---- several as one -------------------------------------------------------------------------
 
-    def coalesced(
-        self,
-        calls: Iterable[Call],
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+    def coalesced(self, calls: Iterable[Call], *, blocking: bool = True, **options: Unpack[CallOptions]) -> MaybeWork:
         """Run several collectives as one: small ones share rounds, so many cost little more than one. Collective.
 
         All ranks give the same calls in one order; their dtypes, reductions and roots may differ. No output may
@@ -330,7 +309,7 @@ class Group(GroupCalls):
             >>> group.get_tuning().one_shot_bytes > 0
             True
         """
-        return get_tuning(self._handle.pointer)
+        return get_tuning(self._handle.pointer, Tuning)
 
     def set_tuning(self, tuning: Tuning, timeout_ms: int = 0) -> None:
         """Set the values by which the group chooses its algorithms. Collective; those of group rank 0 hold.
@@ -347,7 +326,7 @@ class Group(GroupCalls):
             >>> group.get_tuning().one_shot_bytes
             4096
         """
-        check(lib.phx_group_set_tuning(self._handle.pointer, c_tuning(tuning), c_timeout(timeout_ms)))
+        check(lib.phx_group_set_tuning(self._handle.pointer, c_tuning(tuning, Tuning), c_timeout(timeout_ms)))
 
     def save_tuning(self, path: str | os.PathLike[str] | None = None) -> None:
         """Write the group's values to the table, for later groups of this size on this host. Not collective.
@@ -374,7 +353,7 @@ class Group(GroupCalls):
             >>> group.get_gpu_tuning().line_bytes > 0
             True
         """
-        return get_gpu_tuning(self._handle.pointer)
+        return get_tuning(self._handle.pointer, GpuTuning)
 
     def set_gpu_tuning(self, tuning: GpuTuning, timeout_ms: int = 0) -> None:
         """Set the values by which collectives on GPUs choose their kernels. Collective; group rank 0's hold.
@@ -391,7 +370,7 @@ class Group(GroupCalls):
             >>> group.get_gpu_tuning().line_bytes
             4096
         """
-        check(lib.phx_group_set_gpu_tuning(self._handle.pointer, c_gpu_tuning(tuning), c_timeout(timeout_ms)))
+        check(lib.phx_group_set_gpu_tuning(self._handle.pointer, c_tuning(tuning, GpuTuning), c_timeout(timeout_ms)))
 
     def save_gpu_tuning(self, path: str | os.PathLike[str] | None = None) -> None:
         """Write the values for GPUs to the table, for later groups of this size on such GPUs. Not collective.
@@ -407,7 +386,3 @@ class Group(GroupCalls):
 
     def __repr__(self) -> str:
         return f"Group({self.name!r}, rank {self.group_rank} of {self.group_size})"
-
-
-def _name(name: str | None) -> Any:
-    return ffi.NULL if name is None else c_text(name, "name")

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from phalanx.core import _callbacks
-from phalanx.core._handle import INT32_MAX, Handle, c_integer, view
+from phalanx.core._handle import INT32_MAX, Handle, view
 from phalanx.core._lib import ffi, lib
 from phalanx.core.errors import InvalidArgumentError, UnsupportedError
 from phalanx.core.uncopied import Uncopied
@@ -169,8 +169,3 @@ class Memory(Uncopied):
     def __repr__(self) -> str:
         persistent = "" if self.alloc_id is None else f", alloc_id={self.alloc_id}"
         return f"Memory(address={self.address:#x}, size={self.size}, device={self.device}{persistent})"
-
-
-def c_size(size: int) -> int:
-    """Check a size in bytes."""
-    return c_integer(size, "size", 0, 2**63 - 1)

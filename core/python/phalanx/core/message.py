@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.core.dtypes import DType
+from phalanx.core.dtypes import DTypeLike
 
 
 @dataclass(slots=True, eq=False)
@@ -23,29 +23,19 @@ class Message:
     buffer: Any
     peer_group_rank: int
     count: int | None = None
-    dtype: DType | int | str | None = None
+    dtype: DTypeLike = None
     tag: int = 0
 
     @classmethod
     def send(
-        cls,
-        source: Any,
-        peer_group_rank: int,
-        count: int | None = None,
-        dtype: DType | int | str | None = None,
-        tag: int = 0,
+        cls, source: Any, peer_group_rank: int, count: int | None = None, dtype: DTypeLike = None, tag: int = 0
     ) -> "Message":
         """`Group.send`."""
         return cls(True, source, peer_group_rank, count, dtype, tag)
 
     @classmethod
     def recv(
-        cls,
-        out: Any,
-        peer_group_rank: int,
-        count: int | None = None,
-        dtype: DType | int | str | None = None,
-        tag: int = 0,
+        cls, out: Any, peer_group_rank: int, count: int | None = None, dtype: DTypeLike = None, tag: int = 0
     ) -> "Message":
         """`Group.recv`."""
         return cls(False, out, peer_group_rank, count, dtype, tag)

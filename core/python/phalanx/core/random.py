@@ -48,7 +48,7 @@ class Box:
         >>> column = Box(1, (3,), (10,), (1,))  # the elements 1, 11 and 21 of an [8, 10] tensor
     """
 
-    __slots__ = ("first", "index_strides", "ndim", "out_strides", "sizes")
+    __slots__ = ("_for_c",)
 
     def __init__(
         self, first: int, sizes: Sequence[int], index_strides: Sequence[int], out_strides: Sequence[int]
@@ -58,11 +58,8 @@ class Box:
                 f"Box: sizes {tuple(sizes)}, index_strides {tuple(index_strides)} and out_strides {tuple(out_strides)} "
                 "must have one number for each dim"
             )
-        self.first = first
-        self.ndim = len(sizes)
-        self.sizes: Any = ffi.new("int64_t[]", list(sizes))
-        self.index_strides: Any = ffi.new("int64_t[]", list(index_strides))
-        self.out_strides: Any = ffi.new("int64_t[]", list(out_strides))
+        lists = (ffi.new("int64_t[]", list(numbers)) for numbers in (sizes, index_strides, out_strides))
+        self._for_c = (first, len(sizes), *lists)
 
 
 def fill(
@@ -102,23 +99,8 @@ def fill(
         >>> end == whole[2:]
         True
     """
-    check(
-        lib.phx_random_fill_on(
-            _c_device(device),
-            c_stream(stream),
-            ffi.cast("void *", address),
-            dtype,
-            kind,
-            a,
-            b,
-            key,
-            box.first,
-            box.ndim,
-            box.sizes,
-            box.index_strides,
-            box.out_strides,
-        )
-    )
+    where, pointer = _c_device(device), ffi.cast("void *", address)
+    check(lib.phx_random_fill_on(where, c_stream(stream), pointer, dtype, kind, a, b, key, *box._for_c))
 
 
 def fill_integers(
@@ -156,22 +138,8 @@ def fill_integers(
     """
     if not 1 <= count <= 1 << 64:
         raise InvalidArgumentError(f"fill_integers: count is {count}; it must be 1 to 2**64")
-    check(
-        lib.phx_random_integers_on(
-            _c_device(device),
-            c_stream(stream),
-            ffi.cast("void *", address),
-            dtype,
-            low,
-            count & 0xFFFFFFFFFFFFFFFF,
-            key,
-            box.first,
-            box.ndim,
-            box.sizes,
-            box.index_strides,
-            box.out_strides,
-        )
-    )
+    where, pointer, number = _c_device(device), ffi.cast("void *", address), count & 0xFFFFFFFFFFFFFFFF
+    check(lib.phx_random_integers_on(where, c_stream(stream), pointer, dtype, low, number, key, *box._for_c))
 
 
 def _c_device(device: Device | None) -> Any:

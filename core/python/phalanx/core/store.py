@@ -8,14 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 from phalanx.core import _callbacks
-from phalanx.core._handle import (
-    INT64_MAX,
-    Handle,
-    c_integer,
-    c_text,
-    c_timeout,
-)
-from phalanx.core._lib import ffi, lib
+from phalanx.core._handle import INT64_MAX, Handle, c_integer, c_text, c_timeout, create
+from phalanx.core._lib import ffi, lib, new_struct
 from phalanx.core.errors import InvalidArgumentError, check
 from phalanx.core.uncopied import Uncopied
 
@@ -54,7 +48,7 @@ class Store(Uncopied):
         Raises:
             PhalanxError: The store cannot be reached.
         """
-        data = value.encode() if isinstance(value, str) else bytes(value)
+        data = _bytes(value)
         self._call(lib.phx_store_set, c_text(key, "key"), data, len(data))
 
     def get(self, key: str, timeout_ms: int = 0) -> bytes:
@@ -118,8 +112,8 @@ class Store(Uncopied):
         check(function(self._handle.pointer, *args))
 
 
-def _out() -> Any:
-    return ffi.new("phx_store **")
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
 
 
 class MemoryStore(Store):
@@ -131,9 +125,7 @@ class MemoryStore(Store):
     """
 
     def __init__(self) -> None:
-        out = _out()
-        check(lib.phx_store_memory(out))
-        super().__init__(out[0], "memory store")
+        super().__init__(create("phx_store *", lib.phx_store_memory), "memory store")
 
 
 class FileStore(Store):
@@ -150,10 +142,9 @@ class FileStore(Store):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        out = _out()
         self.path = os.fspath(path)
-        check(lib.phx_store_file(c_text(self.path, "path"), out))
-        super().__init__(out[0], f"file store {self.path!r}")
+        pointer = create("phx_store *", lib.phx_store_file, c_text(self.path, "path"))
+        super().__init__(pointer, f"file store {self.path!r}")
 
 
 class TCPStore(Store):
@@ -189,11 +180,9 @@ class TCPStore(Store):
             InvalidArgumentError: The token is empty.
             SystemCallError: The address cannot be bound.
         """
-        secret = token.encode() if isinstance(token, str) else bytes(token)
-        chosen = ffi.new("uint16_t *", c_integer(port, "port", 0, 65535))
-        out = _out()
-        check(lib.phx_store_tcp_serve(c_text(address, "address"), secret, len(secret), chosen, out))
-        return cls(out[0], address, int(chosen[0]))
+        secret, chosen = _bytes(token), ffi.new("uint16_t *", c_integer(port, "port", 0, 65535))
+        arguments = (c_text(address, "address"), secret, len(secret), chosen)
+        return cls(create("phx_store *", lib.phx_store_tcp_serve, *arguments), address, int(chosen[0]))
 
     @classmethod
     def connect(cls, address: str, port: int, *, token: bytes | str, timeout_ms: int = 0) -> "TCPStore":
@@ -209,19 +198,9 @@ class TCPStore(Store):
             WaitTimeoutError: Nobody served it in time.
             AccessDeniedError: The token is wrong.
         """
-        secret = token.encode() if isinstance(token, str) else bytes(token)
-        out = _out()
-        check(
-            lib.phx_store_tcp_connect(
-                c_text(address, "address"),
-                c_integer(port, "port", 1, 65535),
-                secret,
-                len(secret),
-                c_timeout(timeout_ms),
-                out,
-            )
-        )
-        return cls(out[0], address, port)
+        secret, number = _bytes(token), c_integer(port, "port", 1, 65535)
+        arguments = (c_text(address, "address"), number, secret, len(secret), c_timeout(timeout_ms))
+        return cls(create("phx_store *", lib.phx_store_tcp_connect, *arguments), address, port)
 
 
 class PrefixStore(Store):
@@ -239,9 +218,8 @@ class PrefixStore(Store):
     """
 
     def __init__(self, base: Store, prefix: str) -> None:
-        out = _out()
-        check(lib.phx_store_prefix(base.pointer, c_text(prefix, "prefix"), out))
-        super().__init__(out[0], f"store with prefix {prefix!r}")
+        pointer = create("phx_store *", lib.phx_store_prefix, base.pointer, c_text(prefix, "prefix"))
+        super().__init__(pointer, f"store with prefix {prefix!r}")
 
 
 class CallbackStore(Store):
@@ -267,15 +245,14 @@ class CallbackStore(Store):
             )
         number = next(_numbers)
         _targets[number] = target
-        out = _out()
         table = _ops()
         try:
-            check(lib.phx_store_wrap(table[0], ffi.cast("void *", number), out))
+            pointer = create("phx_store *", lib.phx_store_wrap, table[0], ffi.cast("void *", number))
         except BaseException:
             del _targets[number]
             raise
         # At exit this module may be emptied first: whoever holds the handle holds the callbacks.
-        super().__init__(out[0], f"store of type {type(target).__name__}", table)
+        super().__init__(pointer, f"store of type {type(target).__name__}", table)
 
 
 def as_store(store: Any) -> Store:
@@ -294,7 +271,7 @@ def as_store(store: Any) -> Store:
 
 # ---- the callbacks of CallbackStore -------------------------------------------------------------
 
-_OK, _TIMEOUT, _NOT_FOUND, _UNSUPPORTED, _INTERNAL = 0, -4, -9, -2, -15
+_TIMEOUT, _NOT_FOUND, _UNSUPPORTED, _INTERNAL = -4, -9, -2, -15
 
 # The core knows a store by a number, so that a late call finds nothing instead of freed memory.
 _numbers = itertools.count(1)
@@ -312,20 +289,14 @@ def _key(key: Any) -> str:
 
 def _is_timeout(error: BaseException, started: float, timeout_ms: int) -> bool:
     # torch raises DistStoreError, a RuntimeError, both for a timeout and for other failures.
-    if isinstance(error, TimeoutError):
-        return True
     text = str(error).lower()
-    if "timeout" in text or "timed out" in text:
+    if isinstance(error, TimeoutError) or "timeout" in text or "timed out" in text:
         return True
     return (time.monotonic() - started) * 1000 >= timeout_ms
 
 
 def _ask(check: Callable[[list[str]], bool], keys: list[str], end: float) -> None:
-    """Wait until the keys are there.
-
-    Raises:
-        TimeoutError: They were not, in time.
-    """
+    """Wait until the keys are there, at most until `end`."""
     pause_s = _FIRST_PAUSE_S
     while not check(keys):
         left_s = end - time.monotonic()
@@ -335,7 +306,7 @@ def _ask(check: Callable[[list[str]], bool], keys: list[str], end: float) -> Non
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _wait_for(target: Any, keys: list[str], timeout_ms: int) -> int:
+def _wait_for(target: Any, keys: list[str], timeout_ms: int) -> None:
     started = time.monotonic()
     try:
         check = getattr(target, "check", None)
@@ -344,11 +315,9 @@ def _wait_for(target: Any, keys: list[str], timeout_ms: int) -> int:
         else:
             target.wait(keys, timedelta(milliseconds=timeout_ms))
     except Exception as error:
-        if hasattr(error, "callback_status") or not _is_timeout(error, started, timeout_ms):
-            raise
-        error.callback_status = _TIMEOUT  # type: ignore[attr-defined]
+        if not hasattr(error, "callback_status") and _is_timeout(error, started, timeout_ms):
+            error.callback_status = _TIMEOUT  # type: ignore[attr-defined]
         raise
-    return _OK
 
 
 def _look(target: Any, name: str) -> bytes | None:
@@ -359,16 +328,15 @@ def _look(target: Any, name: str) -> bytes | None:
     """
     compare_set = getattr(target, "compare_set", None)
     found = compare_set(name, _ABSENT, _ABSENT) if callable(compare_set) else target.get(name)
-    data = found.encode() if isinstance(found, str) else bytes(found)
+    data = _bytes(found)
     return data if data != _ABSENT.encode() else None
 
 
-def _set(self: Any, key: Any, value: Any, size: int) -> int:
+def _set(self: Any, key: Any, value: Any, size: int) -> None:
     _target(self).set(_key(key), bytes(ffi.buffer(value, size)) if size else b"")
-    return _OK
 
 
-def _get(self: Any, key: Any, value: Any, capacity: int, size: Any, timeout_ms: int) -> int:
+def _get(self: Any, key: Any, value: Any, capacity: int, size: Any, timeout_ms: int) -> None:
     target, name = _target(self), _key(key)
     end = time.monotonic() + timeout_ms / 1000
     data = None
@@ -377,53 +345,39 @@ def _get(self: Any, key: Any, value: Any, capacity: int, size: Any, timeout_ms: 
         data = _look(target, name)
     ffi.memmove(value, data, min(capacity, len(data)))
     size[0] = len(data)
-    return _OK
 
 
-def _add(self: Any, key: Any, delta: int, result: Any) -> int:
+def _add(self: Any, key: Any, delta: int, result: Any) -> None:
     result[0] = int(_target(self).add(_key(key), delta))
-    return _OK
 
 
-def _wait(self: Any, keys: Any, count: int, timeout_ms: int) -> int:
-    return _wait_for(_target(self), [_key(keys[i]) for i in range(count)], timeout_ms)
+def _wait(self: Any, keys: Any, count: int, timeout_ms: int) -> None:
+    _wait_for(_target(self), [_key(keys[i]) for i in range(count)], timeout_ms)
 
 
-def _remove(self: Any, key: Any) -> int:
+def _remove(self: Any, key: Any) -> int | None:
     delete = getattr(_target(self), "delete_key", None)
     if delete is None:
         return _UNSUPPORTED
-    return _OK if delete(_key(key)) else _NOT_FOUND
+    return None if delete(_key(key)) else _NOT_FOUND
 
 
-def _forget(self: Any) -> int:
+def _forget(self: Any) -> None:
     _targets.pop(int(ffi.cast("uintptr_t", self)), None)
-    return _OK
-
-
-def _destroy(self: Any) -> None:
-    _callbacks.guarded(_forget, _INTERNAL)(self)
 
 
 def _ops() -> Any:
     if not _table:
-        ops = ffi.new("phx_store_ops *")
-        ops.struct_size = ffi.sizeof("phx_store_ops")
-        bodies: dict[str, Callable[..., int]] = {
-            "set": _set,
-            "get": _get,
-            "add": _add,
-            "wait": _wait,
-            "remove": _remove,
-        }
+        ops = new_struct("phx_store_ops")
+        bodies: dict[str, Callable[..., int | None]]
+        bodies = {"set": _set, "get": _get, "add": _add, "wait": _wait, "remove": _remove, "destroy": _forget}
         # What is read back from `ops` is a bare pointer: the callbacks themselves must be kept.
         callbacks = []
         for name, body in bodies.items():
+            fallback = None if name == "destroy" else _INTERNAL
             kind = ffi.typeof(getattr(ops, name))
-            callbacks.append(ffi.callback(kind, _callbacks.guarded(body, _INTERNAL), error=_INTERNAL))
+            callbacks.append(ffi.callback(kind, _callbacks.guarded(body, fallback), error=fallback))
             setattr(ops, name, callbacks[-1])
-        callbacks.append(ffi.callback(ffi.typeof(ops.destroy), _destroy))
-        ops.destroy = callbacks[-1]
         # One item, so that two threads that race here do no harm: one table merely goes unused.
         _table.append((ops, callbacks))
     return _table[0]

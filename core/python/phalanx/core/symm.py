@@ -9,6 +9,7 @@ from phalanx.core._call import (
     ALL_REDUCE,
     ALL_TO_ALL,
     GATHER,
+    IN_BLOCKS,
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
@@ -22,14 +23,14 @@ from phalanx.core._call import (
     c_stream,
     call_async,
     operand,
+    resolve,
     resolve_count,
     resolve_dtype,
-    resolve_out,
 )
 from phalanx.core._group_calls import GroupCalls
-from phalanx.core._handle import INT32_MAX, UINT32_MAX, UINT64_MAX, Handle, c_integer, c_timeout, view
-from phalanx.core._lib import ffi, lib
-from phalanx.core.dtypes import DType, ReduceOp, reduce_op_of
+from phalanx.core._handle import INT32_MAX, UINT32_MAX, UINT64_MAX, Handle, c_integer, c_timeout, create, view
+from phalanx.core._lib import ffi, lib, new_struct
+from phalanx.core.dtypes import DType, DTypeLike, ReduceOp, ReduceOpLike, reduce_op_of
 from phalanx.core.errors import UnsupportedError, check, raise_last
 from phalanx.core.uncopied import Uncopied
 from phalanx.core.work import MaybeWork
@@ -62,8 +63,7 @@ class Symm(Uncopied):
         # The handle of the group, not the Group: views do not need its Python side.
         what = f"a block of group {group.name!r}"
         self._handle = Handle(pointer, lib.phx_symm_release, what, (group._handle,))
-        info = ffi.new("phx_symm_info *")
-        info.struct_size = ffi.sizeof("phx_symm_info")
+        info = new_struct("phx_symm_info")
         check(lib.phx_symm_get_info(pointer, info))
         self.group = group
         self.group_rank = int(info.group_rank)
@@ -175,11 +175,11 @@ class Symm(Uncopied):
             (5, 6)
         """
         start, length = c_integer(offset, "offset", 0, UINT64_MAX), c_integer(size, "size", 0, UINT64_MAX)
-        symm, out = self._handle.pointer, ffi.new("void **")
-        check(lib.phx_symm_map_gathered(symm, start, length, out))
+        symm = self._handle.pointer
+        pointer = create("void *", lib.phx_symm_map_gathered, symm, start, length)
         what = f"a gathered range of group {self.group.name!r}"
-        handle = Handle(out[0], lambda range_: lib.phx_symm_unmap_gathered(symm, range_), what, (self._handle,))
-        return view(int(ffi.cast("uintptr_t", out[0])), self.group_size * length, handle)
+        handle = Handle(pointer, lambda range_: lib.phx_symm_unmap_gathered(symm, range_), what, (self._handle,))
+        return view(int(ffi.cast("uintptr_t", pointer)), self.group_size * length, handle)
 
     def _mapped(self, function: Callable[..., Any], group_rank: int) -> int:
         rank = c_integer(group_rank, "group_rank", 0, self.group_size - 1)
@@ -191,8 +191,7 @@ class Symm(Uncopied):
     def _known_team(self) -> Any:
         pointer = self._handle.pointer
         if self._team is None:
-            team = ffi.new("phx_team *")
-            team.struct_size = ffi.sizeof("phx_team")
+            team = new_struct("phx_team")
             check(lib.phx_symm_get_team(pointer, team))
             self._team = team
         return self._team
@@ -224,11 +223,11 @@ class Symm(Uncopied):
             >>> symm.wait_signal(1 - rank)
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
-        if stream is not None:
-            to = self._rank(group_rank)
-            check(lib.phx_symm_enqueue_put_signal(self._handle.pointer, to, number, c_stream(stream)))
-            return
-        check(lib.phx_symm_put_signal(self._handle.pointer, self._rank(group_rank), number))
+        rank = c_integer(group_rank, "group_rank", -INT32_MAX, INT32_MAX)
+        if stream is None:
+            check(lib.phx_symm_put_signal(self._handle.pointer, rank, number))
+        else:
+            check(lib.phx_symm_enqueue_put_signal(self._handle.pointer, rank, number, c_stream(stream)))
 
     def wait_signal(self, group_rank: int, channel: int = 0, timeout_ms: int = 0, *, stream: int | None = None) -> None:
         """Wait for one signal of a rank. Not collective.
@@ -249,11 +248,12 @@ class Symm(Uncopied):
             >>> symm.wait_signal(1 - rank, channel=3, timeout_ms=10_000)
         """
         number = c_integer(channel, "channel", 0, UINT32_MAX)
-        rank, wait_ms = self._rank(group_rank), c_timeout(timeout_ms)
-        if stream is not None:
-            check(lib.phx_symm_enqueue_wait_signal(self._handle.pointer, rank, number, wait_ms, c_stream(stream)))
-            return
-        check(lib.phx_symm_wait_signal(self._handle.pointer, rank, number, wait_ms))
+        rank = c_integer(group_rank, "group_rank", -INT32_MAX, INT32_MAX)
+        arguments = (self._handle.pointer, rank, number, c_timeout(timeout_ms))
+        if stream is None:
+            check(lib.phx_symm_wait_signal(*arguments))
+        else:
+            check(lib.phx_symm_enqueue_wait_signal(*arguments, c_stream(stream)))
 
     def barrier(self, channel: int = 0, timeout_ms: int = 0, *, stream: int | None = None) -> None:
         """Wait until every rank has come to this barrier. Collective.
@@ -269,15 +269,11 @@ class Symm(Uncopied):
         Example:
             >>> symm.barrier()
         """
-        number = c_integer(channel, "channel", 0, UINT32_MAX)
-        if stream is not None:
-            wait_ms = c_timeout(timeout_ms)
-            check(lib.phx_symm_enqueue_barrier(self._handle.pointer, number, wait_ms, c_stream(stream)))
-            return
-        check(lib.phx_symm_barrier(self._handle.pointer, number, c_timeout(timeout_ms)))
-
-    def _rank(self, group_rank: int) -> int:
-        return c_integer(group_rank, "group_rank", -INT32_MAX, INT32_MAX)
+        arguments = (self._handle.pointer, c_integer(channel, "channel", 0, UINT32_MAX), c_timeout(timeout_ms))
+        if stream is None:
+            check(lib.phx_symm_barrier(*arguments))
+        else:
+            check(lib.phx_symm_enqueue_barrier(*arguments, c_stream(stream)))
 
     # ---- collectives ----------------------------------------------------------------------------
 
@@ -286,8 +282,8 @@ class Symm(Uncopied):
         offset: int,
         out: Any = None,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -323,7 +319,7 @@ class Symm(Uncopied):
         offset: int,
         out: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -352,7 +348,7 @@ class Symm(Uncopied):
         offset: int,
         out: Any,
         counts: Sequence[int],
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -385,8 +381,8 @@ class Symm(Uncopied):
         offset: int,
         out: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -415,8 +411,8 @@ class Symm(Uncopied):
         offset: int,
         out: Any,
         counts: Sequence[int],
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -449,7 +445,7 @@ class Symm(Uncopied):
         offset: int,
         out: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -479,7 +475,7 @@ class Symm(Uncopied):
         source_counts: Sequence[int],
         out: Any,
         out_counts: Sequence[int],
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         *,
         blocking: bool = True,
         **options: Unpack[CallOptions],
@@ -544,8 +540,8 @@ class Symm(Uncopied):
         offset: int,
         out: Any = None,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
-        op: ReduceOp | int | str = ReduceOp.SUM,
+        dtype: DTypeLike = None,
+        op: ReduceOpLike = ReduceOp.SUM,
         root_group_rank: int = 0,
         *,
         blocking: bool = True,
@@ -577,7 +573,7 @@ class Symm(Uncopied):
         offset: int,
         out: Any = None,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         root_group_rank: int = 0,
         *,
         blocking: bool = True,
@@ -609,7 +605,7 @@ class Symm(Uncopied):
         offset: int,
         out: Any,
         count: int | None = None,
-        dtype: DType | int | str | None = None,
+        dtype: DTypeLike = None,
         root_group_rank: int = 0,
         *,
         blocking: bool = True,
@@ -641,14 +637,14 @@ class Symm(Uncopied):
         offset: int,
         out: Any,
         count: int | None,
-        dtype: DType | int | str | None,
+        dtype: DTypeLike,
         more: tuple[int, ...],
         blocking: bool,
         options: CallOptions,
         root: int | None = None,
     ) -> MaybeWork:
         start = c_integer(offset, "offset", 0, UINT64_MAX)  # the core checks whether the input lies inside the block
-        sides = resolve_out(spec, self, out, count, dtype, root)
+        sides = resolve(spec, self, IN_BLOCKS, out, count, dtype, root)
         arguments = (start, sides.out.pointer, sides.n, sides.dtype, *more)
         return self._call(spec.symmetric, arguments, sides.out, blocking, options)
 

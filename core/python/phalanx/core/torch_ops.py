@@ -4,11 +4,12 @@ import ctypes
 import os
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from phalanx.core import interrupts
-from phalanx.core._lib import ffi, lib, library_path, load_ffi, open_library
+from phalanx.core._lib import ffi, lib, library_path, load_ffi, not_loaded, open_library
 from phalanx.core.errors import PhalanxError, check, error_from_status
 
 EVERY_CONTEXT = 2**64 - 1  # PHXT_EVERY_CONTEXT
@@ -81,7 +82,6 @@ def _text(pointer: Any) -> str:
 
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
-_loaded: list[TorchOps] = []
 
 
 def load_torch_ops() -> TorchOps:
@@ -97,38 +97,26 @@ def load_torch_ops() -> TorchOps:
         ImportError: torch has not been imported, or the library is missing or does not fit it.
     """
     with _lock:
-        if not _loaded:
-            _loaded.append(_load())
-        return _loaded[0]
+        return _load()
 
 
+@cache
 def _load() -> TorchOps:
     if "torch" not in sys.modules:
         raise ImportError("phalanx.core: load_torch_ops() needs torch; import torch before calling it", name="torch")
     path = library_path.with_name("libphalanx_torch.so")
     if not path.is_file():
-        raise ImportError(
-            f"phalanx.core: no {path}; reinstall phalanx-core, or build with PHX_BUILD_TORCH=ON",
-            name="phalanx.core",
-            path=str(path),
-        )
+        raise not_loaded(f"no {path}; reinstall phalanx-core, or build with PHX_BUILD_TORCH=ON", path)
     torch_ffi = load_ffi("phalanx.core._abi_torch", "torch/phalanx_torch.h", base=ffi)
     lib = open_library(torch_ffi, path)
     version = int(lib.phxt_abi_version())
     if version != ABI_VERSION:
-        raise ImportError(
-            f"phalanx.core: {path} has ABI version {version}, this binding needs {ABI_VERSION}; "
-            "they come from different builds: reinstall phalanx-core",
-            name="phalanx.core",
-            path=str(path),
-        )
+        text = f"{path} has ABI version {version}, this binding needs {ABI_VERSION}"
+        raise not_loaded(f"{text}; they come from different builds: reinstall phalanx-core", path)
     reason = lib.phxt_load_error()
     if reason != ffi.NULL:
-        raise ImportError(
-            f"phalanx.core: {path}: {_text(reason)}; this version of phalanx-core may not fit the installed torch",
-            name="phalanx.core",
-            path=str(path),
-        )
+        advice = "this version of phalanx-core may not fit the installed torch"
+        raise not_loaded(f"{path}: {_text(reason)}; {advice}", path)
     if interrupts.slots() is not None:
         raise_object = ctypes.cast(ctypes.pythonapi.PyErr_SetObject, ctypes.c_void_p).value
         lib.phxt_set_interrupted(torch_ffi.cast("phxt_raise", raise_object), interrupts.slots())

@@ -3,10 +3,10 @@
 import os
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from phalanx.core._handle import UINT64_MAX, c_integer
-from phalanx.core._lib import ffi, lib
+from phalanx.core._lib import ffi, lib, new_struct
 from phalanx.core.cache import cache_path
 from phalanx.core.errors import InvalidArgumentError, check
 
@@ -89,6 +89,11 @@ def table_path() -> Path | None:
     return cache_path("PHALANX_TUNING", "tuning")
 
 
+def row_of(line: str) -> dict[str, str]:
+    """What a line of the table says, by key."""
+    return dict(word.split("=", 1) for word in line.split() if "=" in word)
+
+
 def rows_of_host(text: str) -> dict[int, dict[str, str]]:
     """The rows of a table that are for this host.
 
@@ -100,8 +105,7 @@ def rows_of_host(text: str) -> dict[int, dict[str, str]]:
     """
     here = ffi.string(lib.phx_tuning_host()).decode()
     found: dict[int, dict[str, str]] = {}
-    for line in text.splitlines():
-        row = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    for row in map(row_of, text.splitlines()):
         ranks = row.pop("ranks", "")
         if row.pop("host", None) == here and ranks.isdecimal():
             found[int(ranks)] = row
@@ -118,8 +122,7 @@ def rows_of_gpus(text: str) -> dict[GpuRow, dict[str, str]]:
         What is written there by key.
     """
     found: dict[GpuRow, dict[str, str]] = {}
-    for line in text.splitlines():
-        row = dict(word.split("=", 1) for word in line.split() if "=" in word)
+    for row in map(row_of, text.splitlines()):
         gpu, ranks, shared = (row.pop(key, "") for key in ("gpu", "ranks", "shared"))
         if gpu and ranks.isdecimal() and shared in ("0", "1"):
             found[GpuRow(gpu, int(ranks), shared == "1")] = row
@@ -131,47 +134,26 @@ def one_word(name: str) -> str:
     return "".join(chr(each) if 32 < each < 127 and each != ord("=") else "_" for each in name.encode())
 
 
-def get_tuning(group: Any) -> Tuning:
-    """The values of a phx_group."""
-    out = ffi.new("phx_tuning *")
-    out.struct_size = ffi.sizeof("phx_tuning")
-    check(lib.phx_group_get_tuning(group, out))
-    return Tuning(int(out.one_shot_bytes), int(out.chunk_bytes), int(out.streaming_bytes), int(out.push_bytes))
+_Values = TypeVar("_Values", Tuning, GpuTuning)
 
 
-def c_tuning(tuning: Tuning) -> Any:
-    """A phx_tuning pointer.
-
-    Raises:
-        InvalidArgumentError: It is not a Tuning, or a value is not a size.
-    """
-    if not isinstance(tuning, Tuning):
-        raise InvalidArgumentError(f"tuning is {tuning!r}; give a phalanx.core.Tuning")
-    made = ffi.new("phx_tuning *")
-    made.struct_size = ffi.sizeof("phx_tuning")
-    for name, value in asdict(tuning).items():
-        setattr(made, name, c_integer(value, name, 0, UINT64_MAX))
-    return made
+def get_tuning(group: Any, kind: type[_Values]) -> _Values:
+    """The values of a phx_group, for the host or for GPUs."""
+    gpu = kind is GpuTuning
+    out = new_struct("phx_gpu_tuning" if gpu else "phx_tuning")
+    check((lib.phx_group_get_gpu_tuning if gpu else lib.phx_group_get_tuning)(group, out))
+    return kind(**{field.name: int(getattr(out, field.name)) for field in fields(kind)})
 
 
-def get_gpu_tuning(group: Any) -> GpuTuning:
-    """The values of a phx_group for GPUs."""
-    out = ffi.new("phx_gpu_tuning *")
-    out.struct_size = ffi.sizeof("phx_gpu_tuning")
-    check(lib.phx_group_get_gpu_tuning(group, out))
-    return GpuTuning(**{field.name: int(getattr(out, field.name)) for field in fields(GpuTuning)})
-
-
-def c_gpu_tuning(tuning: GpuTuning) -> Any:
-    """A phx_gpu_tuning pointer.
+def c_tuning(tuning: Tuning | GpuTuning, kind: type[Tuning | GpuTuning]) -> Any:
+    """A phx_tuning or phx_gpu_tuning pointer.
 
     Raises:
-        InvalidArgumentError: It is not a GpuTuning, or a value is not a size.
+        InvalidArgumentError: It is not of that kind, or a value is not a size.
     """
-    if not isinstance(tuning, GpuTuning):
-        raise InvalidArgumentError(f"tuning is {tuning!r}; give a phalanx.core.GpuTuning")
-    made = ffi.new("phx_gpu_tuning *")
-    made.struct_size = ffi.sizeof("phx_gpu_tuning")
+    if not isinstance(tuning, kind):
+        raise InvalidArgumentError(f"tuning is {tuning!r}; give a phalanx.core.{kind.__name__}")
+    made = new_struct("phx_gpu_tuning" if kind is GpuTuning else "phx_tuning")
     for name, value in asdict(tuning).items():
         setattr(made, name, c_integer(value, name, 0, UINT64_MAX))
     return made

@@ -6,11 +6,10 @@ from typing import Any, TypeAlias
 
 from phalanx.core._handle import Handle, c_timeout
 from phalanx.core._lib import ffi, lib
-from phalanx.core.errors import PhalanxError, check, error_from_info, new_info
+from phalanx.core.errors import PhalanxError, check, stored_error
 from phalanx.core.uncopied import Uncopied
 
 _IN_PROGRESS = 1
-_NOT_FOUND = -9
 
 
 class Work(Uncopied):
@@ -37,7 +36,7 @@ class Work(Uncopied):
     ) -> None:
         # Retained, so that __del__ still has it when this is part of a cycle of garbage.
         self._handle = Handle(pointer, lib.phx_work_release, what, (owner,)).retain()
-        self._buffers: tuple[object, ...] = buffers
+        self._buffers = buffers
         self._abandon = abandon
 
     @property
@@ -86,12 +85,7 @@ class Work(Uncopied):
 
     def error(self) -> PhalanxError | None:
         """What it failed with, or None. Never blocks."""
-        info = new_info()
-        status = lib.phx_work_get_error(self._handle.pointer, info)
-        if status == _NOT_FOUND:
-            return None
-        check(status)
-        return error_from_info(info)
+        return stored_error(lib.phx_work_get_error, self._handle.pointer)
 
     def source(self) -> int:
         """The group rank from which a completed receive came. Never blocks.

@@ -14,30 +14,22 @@ from phalanx.core._call import operand
 from phalanx.core._group_calls import REDUCTION_ORDERS
 from phalanx.core._handle import (
     INT32_MAX,
+    INT64_MAX,
     UINT32_MAX,
     UINT64_MAX,
     Handle,
     c_integer,
+    c_optional_text,
     c_text,
     c_timeout,
+    create,
 )
-from phalanx.core._lib import ffi, lib
-from phalanx.core.errors import InvalidArgumentError, PhalanxError, check
+from phalanx.core._lib import ffi, lib, new_struct
+from phalanx.core.errors import InvalidArgumentError, PhalanxError, check, found
 from phalanx.core.group import Group
-from phalanx.core.memory import (
-    Device,
-    Memory,
-    MemoryCount,
-    MemoryInfo,
-    c_device,
-    c_size,
-    device_of,
-    info_from_c,
-)
+from phalanx.core.memory import Device, Memory, MemoryCount, MemoryInfo, c_device, device_of, info_from_c
 from phalanx.core.store import as_store
 from phalanx.core.uncopied import Uncopied
-
-_NOT_FOUND = -9
 
 
 class World(Uncopied):
@@ -97,8 +89,7 @@ class World(Uncopied):
         interrupts.install(ffi, lib)  # where another thread has imported this package
         _ucx.use_wheel()
         self._store = None if store is None else as_store(store)
-        params = ffi.new("phx_world_params *")
-        params.struct_size = ffi.sizeof("phx_world_params")
+        params = new_struct("phx_world_params")
         params.flags = lib.PHX_WORLD_PROGRESS * _or_environment(progress, "progress", "PHALANX_PROGRESS", 1)
         params.rank = c_integer(rank, "rank", -INT32_MAX, INT32_MAX)
         params.size = c_integer(size, "size", -INT32_MAX, INT32_MAX)
@@ -113,11 +104,9 @@ class World(Uncopied):
         )
         name = None if job is None else ffi.new("char[]", c_text(job, "job"))
         params.job = ffi.NULL if name is None else name
-        out = ffi.new("phx_world **")
-        check(lib.phx_world_create(params, out))
-        what = f"the world of rank {rank}"
+        pointer = create("phx_world *", lib.phx_world_create, params)
         owners = () if self._store is None else (self._store._handle,)
-        self._handle = Handle(out[0], lib.phx_world_release, what, owners)
+        self._handle = Handle(pointer, lib.phx_world_release, f"the world of rank {rank}", owners)
         _live.add(self)
 
     @property
@@ -180,19 +169,9 @@ class World(Uncopied):
             (0, 1)
         """
         members = [c_integer(rank, "a rank", -INT32_MAX, INT32_MAX) for rank in ranks]
-        out = ffi.new("phx_group **")
-        check(
-            lib.phx_group_create_with_options(
-                self._handle.pointer,
-                c_text(name, "name"),
-                ffi.new("int32_t[]", members),
-                len(members),
-                _group_options(reduction_order),
-                c_timeout(timeout_ms),
-                out,
-            )
-        )
-        return Group(self, out[0])
+        whose = (self._handle.pointer, c_text(name, "name"), ffi.new("int32_t[]", members), len(members))
+        how = (_group_options(reduction_order), c_timeout(timeout_ms))
+        return Group(self, create("phx_group *", lib.phx_group_create_with_options, *whose, *how))
 
     def attach_group(
         self,
@@ -225,30 +204,16 @@ class World(Uncopied):
             Group('pair', rank 1 of 2)
         """
         shared = as_store(store)
-        out = ffi.new("phx_group **")
-        check(
-            lib.phx_group_attach_with_options(
-                self._handle.pointer,
-                c_text(name, "name"),
-                c_integer(group_rank, "group_rank", -INT32_MAX, INT32_MAX),
-                c_integer(group_size, "group_size", -INT32_MAX, INT32_MAX),
-                shared.pointer,
-                _group_options(reduction_order),
-                c_timeout(timeout_ms),
-                out,
-            )
-        )
-        return Group(self, out[0], shared)
+        rank = c_integer(group_rank, "group_rank", -INT32_MAX, INT32_MAX)
+        size = c_integer(group_size, "group_size", -INT32_MAX, INT32_MAX)
+        whose = (self._handle.pointer, c_text(name, "name"), rank, size, shared.pointer)
+        how = (_group_options(reduction_order), c_timeout(timeout_ms))
+        return Group(self, create("phx_group *", lib.phx_group_attach_with_options, *whose, *how), shared)
 
     # ---- memory ---------------------------------------------------------------------------------
 
     def alloc(
-        self,
-        size: int,
-        *,
-        alloc_id: int | None = None,
-        scope: str | None = None,
-        device: Device = ("cpu", 0),
+        self, size: int, *, alloc_id: int | None = None, scope: str | None = None, device: Device = ("cpu", 0)
     ) -> Memory:
         """Allocate zeroed memory that ranks can share. Not collective.
 
@@ -270,18 +235,16 @@ class World(Uncopied):
             >>> list(world.alloc(4).buffer())
             [0, 0, 0, 0]
         """
-        length, place = c_size(size), device_of(device)
+        length, place = c_integer(size, "size", 0, INT64_MAX), device_of(device)
         if alloc_id is None and scope is not None:
             raise InvalidArgumentError("scope is given without alloc_id; give both, or neither")
-        out = ffi.new("void **")
-        world = self._handle.pointer
+        what = (self._handle.pointer, c_device(place), length)
         if alloc_id is None:
-            check(lib.phx_mem_alloc(world, c_device(place), length, out))
+            pointer = create("void *", lib.phx_mem_alloc, *what)
         else:
             number = c_integer(alloc_id, "alloc_id", 0, UINT64_MAX)
-            name = _scope(scope)
-            check(lib.phx_mem_alloc_persistent(world, c_device(place), length, name, number, out))
-        return Memory(self, out[0], length, place, alloc_id, scope)
+            pointer = create("void *", lib.phx_mem_alloc_persistent, *what, c_optional_text(scope, "scope"), number)
+        return Memory(self, pointer, length, place, alloc_id, scope)
 
     def drop(self, alloc_id: int, *, scope: str | None = None, device: Device = ("cpu", 0)) -> None:
         """Free a persistent block for good. Not collective.
@@ -300,7 +263,7 @@ class World(Uncopied):
         """
         number = c_integer(alloc_id, "alloc_id", 0, UINT64_MAX)
         place = c_device(device_of(device))
-        check(lib.phx_mem_drop(self._handle.pointer, place, _scope(scope), number))
+        check(lib.phx_mem_drop(self._handle.pointer, place, c_optional_text(scope, "scope"), number))
 
     def find(self, address: Any) -> MemoryInfo | None:
         """The block that an address lies in, or None. Not collective.
@@ -313,14 +276,9 @@ class World(Uncopied):
             >>> world.find(memory).size, world.find(bytearray(8))
             (4096, None)
         """
-        info = ffi.new("phx_mem_info *")
-        info.struct_size = ffi.sizeof("phx_mem_info")
+        info = new_struct("phx_mem_info")
         pointer = operand(address, "address", writable=False).pointer
-        status = lib.phx_mem_find(self._handle.pointer, pointer, info)
-        if status == _NOT_FOUND:
-            return None
-        check(status)
-        return info_from_c(info)
+        return info_from_c(info) if found(lib.phx_mem_find(self._handle.pointer, pointer, info)) else None
 
     def mem_count(self) -> MemoryCount:
         """Number and bytes of the blocks, idle persistent ones included. Not collective.
@@ -374,12 +332,11 @@ class World(Uncopied):
         """
         if not isinstance(handle, bytes):
             raise InvalidArgumentError(f"handle is a {type(handle).__name__}; give the bytes of export_fabric")
-        place, out, info = device_of(device), ffi.new("void **"), ffi.new("phx_mem_info *")
-        world = self._handle.pointer
-        check(lib.phx_mem_import_fabric(world, c_device(place), ffi.from_buffer(handle), len(handle), out))
-        info.struct_size = ffi.sizeof("phx_mem_info")
-        check(lib.phx_mem_find(world, out[0], info))
-        return Memory(self, out[0], int(info.size), place)
+        place, world = device_of(device), self._handle.pointer
+        what = (c_device(place), ffi.from_buffer(handle), len(handle))
+        pointer, info = create("void *", lib.phx_mem_import_fabric, world, *what), new_struct("phx_mem_info")
+        check(lib.phx_mem_find(world, pointer, info))
+        return Memory(self, pointer, int(info.size), place)
 
     # ---- life -----------------------------------------------------------------------------------
 
@@ -463,10 +420,7 @@ class World(Uncopied):
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.finalize()
 
@@ -476,15 +430,10 @@ class World(Uncopied):
         return f"World(rank {self.rank} of {self.size})"
 
 
-def _scope(scope: str | None) -> Any:
-    return ffi.NULL if scope is None else c_text(scope, "scope")
-
-
 def _group_options(reduction_order: str | None) -> Any:
     if reduction_order not in (None, *REDUCTION_ORDERS):
         raise InvalidArgumentError(f"reduction_order is {reduction_order!r}; expected 'hosts', 'ranks' or None")
-    options = ffi.new("phx_group_options *")
-    options.struct_size = ffi.sizeof("phx_group_options")
+    options = new_struct("phx_group_options")
     if reduction_order is not None:
         options.reduction_order = REDUCTION_ORDERS.index(reduction_order) + 1
     return options
@@ -493,15 +442,14 @@ def _group_options(reduction_order: str | None) -> Any:
 def _or_environment(wish: int | None, what: str, variable: str, high: int) -> int:
     if wish is not None:
         return c_integer(wish, what, 0, high)
-    text = os.environ.get(variable, "").strip()
+    text = os.environ.get(variable, "").strip() or "0"
     try:
-        return c_integer(int(text or "0", 0), variable, 0, high)
-    except InvalidArgumentError:
-        raise
+        number = int(text, 0)
     except ValueError:
         raise InvalidArgumentError(
             f"the environment variable {variable} is {text!r}; set it to a number, or unset it"
         ) from None
+    return c_integer(number, variable, 0, high)
 
 
 # Worlds to finalize at exit, while their threads and Python's can still meet.

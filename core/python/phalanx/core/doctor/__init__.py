@@ -1,6 +1,6 @@
 """`phalanx doctor`: checks this host and this installation.
 
-Each theme has a file with checks: functions that take a `Host`, look at one thing each, and yield what they found. A
+Each theme has a file with checks: functions that take a `Host`, look at one thing each, and say what they found. A
 check changes nothing, leaves nothing behind, and says so if it cannot read what it looks at. Tests give it a `Host`
 with other files.
 """
@@ -11,13 +11,13 @@ import logging
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from phalanx.core.commands import Parser, number_from, paint
 from phalanx.core.doctor import _cuda, _library, _limits, _machine, _trials
 from phalanx.core.doctor._cuda import ask_cuda_driver
-from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host
+from phalanx.core.doctor._host import FAIL, OK, WARN, Check, Finding, Host, findings_of
 from phalanx.core.doctor._library import core_version, installed_versions, torch_version
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
     "torch_version",
 ]
 
-_CHECKS: tuple[Callable[[Host], Iterator[Finding]], ...] = (
+_CHECKS: tuple[Check, ...] = (
     _library.check_python,
     _library.check_torch,
     _library.check_packages,
@@ -85,7 +85,7 @@ def examine(ranks: int | None = None) -> Iterator[Finding]:
     host = Host(_machine.default_ranks() if ranks is None else ranks)
     for look in _CHECKS:
         try:
-            yield from look(host)
+            yield from findings_of(look, host)
         except Exception as error:
             name = look.__name__.removeprefix("check_")
             yield Finding(FAIL, name, f"{type(error).__name__}: {error}", "please report this")
@@ -125,14 +125,18 @@ def main(argv: list[str]) -> int:
     if options.json:
         print(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
-        for finding in sorted(findings, key=lambda finding: (FAIL, WARN, OK).index(finding.level)):
+        for finding in sorted(findings, key=lambda finding: list(_VERDICTS).index(finding.level)):
             if finding.level != OK or options.verbose:
                 print(_lines(finding))
         print(_summary(findings, options.verbose))
     return 1 if FAIL in levels else 0
 
 
-_COLOURS = {FAIL: "red", WARN: "yellow", OK: "green"}
+_VERDICTS = {  # by the worst level that there is, the worst first: a colour, and what it means for the host
+    FAIL: ("red", "ranks cannot work here"),
+    WARN: ("yellow", "ranks work here, with warnings"),
+    OK: ("green", "nothing is wrong"),
+}
 
 
 def _lines(finding: Finding) -> str:
@@ -143,7 +147,7 @@ def _lines(finding: Finding) -> str:
         width = max(40, columns - 24)
         return f"\n{'':24}".join(textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False))
 
-    text = f"{paint(f'{finding.level:4}', _COLOURS[finding.level])}  {finding.name:16}  {below(finding.text)}"
+    text = f"{paint(f'{finding.level:4}', _VERDICTS[finding.level][0])}  {finding.name:16}  {below(finding.text)}"
     mark = "tip: " if finding.level == OK else "-> "
     return text + (f"\n{'':24}{below(mark + finding.advice)}" if finding.advice else "")
 
@@ -151,12 +155,7 @@ def _lines(finding: Finding) -> str:
 def _summary(findings: list[Finding], verbose: bool) -> str:
     levels = [finding.level for finding in findings]
     counts = [f"{levels.count(level)} {level}" for level in (OK, WARN, FAIL)]
-    if FAIL in levels:
-        verdict = paint("ranks cannot work here", "red")
-    elif WARN in levels:
-        verdict = paint("ranks work here, with warnings", "yellow")
-    else:
-        verdict = paint("nothing is wrong", "green")
+    colour, verdict = next((words for level, words in _VERDICTS.items() if level in levels), _VERDICTS[OK])
     tips = sum(finding.level == OK and finding.advice != "" for finding in findings)
     more = "" if verbose else f" (`phalanx doctor -v` shows all{f', with {tips} tips' if tips > 1 else ''})"
-    return f"{verdict}: {', '.join(counts)}{more}"
+    return f"{paint(verdict, colour)}: {', '.join(counts)}{more}"

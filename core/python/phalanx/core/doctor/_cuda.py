@@ -4,11 +4,10 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.doctor._host import OK, WARN, Finding, Host, size
+from phalanx.core.doctor._host import OK, WARN, Finding, Host, core_module, size
 from phalanx.core.doctor._library import torch_cuda
 
 _PROBE = Path(__file__).with_name("_probes.py")
@@ -40,36 +39,32 @@ def ask_cuda_driver() -> dict[str, Any]:
         return {"trouble": f"the driver ended its process with status {done.returncode}"}
 
 
-def check_cuda(host: Host) -> Iterator[Finding]:
+def check_cuda(host: Host) -> list[Finding]:
     module = _module_version(host)
     found = ask_cuda_driver()
     if "missing" in found:
         if module is None and not host.exists("/dev/nvidiactl"):
-            yield Finding(OK, "cuda", "no driver (ranks on CPU need none)")
-        else:
-            text = f"the kernel has the driver ({module or 'unknown version'}), but {found['missing']}"
-            advice = "in a container: --gpus all, with compute in NVIDIA_DRIVER_CAPABILITIES; else reinstall the driver"
-            yield Finding(WARN, "cuda", text, advice)
-        return
+            return [Finding(OK, "cuda", "no driver (ranks on CPU need none)")]
+        text = f"the kernel has the driver ({module or 'unknown version'}), but {found['missing']}"
+        advice = "in a container: --gpus all, with compute in NVIDIA_DRIVER_CAPABILITIES; else reinstall the driver"
+        return [Finding(WARN, "cuda", text, advice)]
+    not_affected = "ranks on CPU are not affected; nvidia-smi and dmesg may say more"
     if "trouble" in found:
-        yield Finding(
-            WARN, "cuda", found["trouble"], "ranks on CPU are not affected; nvidia-smi and dmesg may say more"
-        )
-        return
+        return [Finding(WARN, "cuda", found["trouble"], not_affected)]
     text = f"driver {module or 'of unknown version'}, for CUDA {_dotted(found['version'])}"
     if found["status"] != 0:
-        advice = _ADVICE.get(found["status"], "ranks on CPU are not affected; nvidia-smi and dmesg may say more")
-        yield Finding(WARN, "cuda", f"{text}; cuInit says {found['status']} ({found['reason']})", advice)
-        return
+        text += f"; cuInit says {found['status']} ({found['reason']})"
+        return [Finding(WARN, "cuda", text, _ADVICE.get(found["status"], not_affected))]
     devices = found["devices"]
     text += f"; {len(devices)} device(s)"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     text += f", CUDA_VISIBLE_DEVICES={hidden}" if hidden is not None else ""
-    yield Finding(OK, "cuda", text, _how_served(bool(devices)))
-    for index, device in enumerate(devices):
-        yield _device(index, device, host.exists(_IMEX))
-    for name in dict.fromkeys(device["name"] for device in devices):
-        yield from _tuning(name)
+    findings = [Finding(OK, "cuda", text, _how_served() if devices else "")]
+    findings += [_device(index, device, host.exists(_IMEX)) for index, device in enumerate(devices)]
+    tuning = core_module("tuning")
+    if tuning is not None:
+        findings += [_tuning(name, tuning) for name in dict.fromkeys(device["name"] for device in devices)]
+    return findings
 
 
 def _device(index: int, device: dict[str, Any], imex: bool) -> Finding:
@@ -84,12 +79,8 @@ def _device(index: int, device: dict[str, Any], imex: bool) -> Finding:
     return Finding(OK, f"cuda:{index}", ", ".join(parts))
 
 
-def _tuning(name: str) -> Iterator[Finding]:
+def _tuning(name: str, tuning: Any) -> Finding:
     """What the table says for such GPUs; whether it can be read at all, `tuning` says."""
-    try:
-        from phalanx.core import tuning
-    except ImportError:
-        return
     path = tuning.table_path()
     try:
         mine = path is not None and path.stat().st_uid in (os.geteuid(), 0)
@@ -98,8 +89,7 @@ def _tuning(name: str) -> Iterator[Finding]:
         rows = {}
     rows = {key: row for key, row in rows.items() if key.gpu == tuning.one_word(name)}
     if not rows:
-        yield Finding(OK, "gpu tuning", f"{name}: built-in values, not measured (phalanx tune --device cuda measures)")
-        return
+        return Finding(OK, "gpu tuning", f"{name}: built-in values, not measured (phalanx tune --device cuda measures)")
     apart, shared = ([str(key.ranks) for key in rows if key.shared == each] for each in (False, True))
     groups = [f"groups of {', '.join(apart)} with a GPU for each rank"] if apart else []
     groups += [f"groups of {', '.join(shared)} that share some"] if shared else []
@@ -107,21 +97,15 @@ def _tuning(name: str) -> Iterator[Finding]:
     strange = [key.ranks for key, row in rows.items() if not all(value.isdecimal() for value in row.values())]
     if strange:
         advice = f"the row for {strange[0]} ranks has a value that is not a number: phalanx tune --device cuda"
-        yield Finding(WARN, "gpu tuning", text, advice)
-    else:
-        yield Finding(OK, "gpu tuning", text)
+        return Finding(WARN, "gpu tuning", text, advice)
+    return Finding(OK, "gpu tuning", text)
 
 
-def _how_served(devices: bool) -> str:
-    if not devices:
-        return ""
+def _how_served() -> str:
     if torch_cuda() == "":
         return "the torch that is installed is a CPU build: it cannot use them"
-    try:
-        from phalanx.core._lib import lib
-    except ImportError:
-        return ""
-    if lib.phx_has(b"cuda"):
+    library = core_module()
+    if library is None or library.lib.phx_has(b"cuda"):
         return ""
     return "this build of the core serves CPU memory; CUDA tensors go through torch.distributed"
 

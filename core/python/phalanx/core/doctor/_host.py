@@ -2,9 +2,10 @@
 
 import ctypes
 import errno
+import importlib
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,6 +34,14 @@ class Finding:
 MIB = 1 << 20
 
 
+def core_module(module: str = "_lib") -> Any:
+    """A module of phalanx.core; None where the library cannot be loaded, which the check `library` reports."""
+    try:
+        return importlib.import_module(f"phalanx.core.{module}")
+    except ImportError:
+        return None
+
+
 @dataclass(frozen=True)
 class Host:
     """The host as its files tell it. What cannot be read is None or empty, never an error.
@@ -46,11 +55,7 @@ class Host:
     root: Path = Path("/")
 
     def read(self, path: str) -> str | None:
-        """A file's text without white space around it. None if it cannot be read.
-
-        Args:
-            path: Absolute.
-        """
+        """A file's text without white space around it. None if it cannot be read."""
         try:
             return (self.root / path.lstrip("/")).read_text(errors="replace").strip("\0\n ")
         except OSError:
@@ -89,6 +94,18 @@ class Host:
     def exists(self, path: str) -> bool:
         """Whether there is such a file."""
         return (self.root / path.lstrip("/")).exists()
+
+
+Check = Callable[[Host], Finding | Iterable[Finding] | None]
+
+
+def findings_of(check: Check, host: Host) -> Iterator[Finding]:
+    """What a check finds: one thing, several, or nothing worth a word."""
+    found = check(host)
+    if isinstance(found, Finding):
+        yield found
+    elif found is not None:
+        yield from found
 
 
 def parse_ranges(text: str | None) -> list[int]:
@@ -216,11 +233,7 @@ _NUMBERS = {  # asm/unistd.h
 
 
 def system_call_number(name: str) -> int:
-    """The number of a system call on this processor.
-
-    Raises:
-        OSError: It is not known here.
-    """
+    """The number of a system call on this processor. Raises OSError where it is not known."""
     known = _NUMBERS.get(platform.machine(), {})
     if name not in known:
         raise OSError(errno.ENOSYS, f"the number of {name} on {platform.machine()} is not known here")
@@ -228,15 +241,7 @@ def system_call_number(name: str) -> int:
 
 
 def system_call(name: str, *arguments: Any) -> int:
-    """Make a system call.
-
-    Args:
-        name: The name of the call.
-        arguments: ints, and what ctypes passes as a pointer.
-
-    Raises:
-        OSError: It failed.
-    """
+    """Make a system call with ints, and what ctypes passes as a pointer. Raises OSError if it fails."""
     words = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     result = int(_libc().syscall(ctypes.c_long(system_call_number(name)), *words))
     if result < 0:

@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -14,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from phalanx.core.cache import cache_path
-from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host
+from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host, core_module
 
 _OLDEST_TORCH, _NEWEST_TORCH = (2, 11), (2, 15)
 # Native modules, which `phalanx build` or their first use compiles: what each is for, and the module that has it.
@@ -66,34 +65,31 @@ def torch_cuda() -> str | None:
     return None if found is None else found.group(1) or ""
 
 
-def check_python(host: Host) -> Iterator[Finding]:
+def check_python(host: Host) -> Finding:
     text = f"{platform.python_implementation()} {platform.python_version()}, {platform.machine()}"
-    yield Finding(OK, "python", text)
+    return Finding(OK, "python", text)
 
 
-def check_torch(host: Host) -> Iterator[Finding]:
+def check_torch(host: Host) -> Finding:
     version = torch_version()
     if version is None:
-        yield Finding(OK, "torch", "not installed (phalanx.core needs none)")
-        return
+        return Finding(OK, "torch", "not installed (phalanx.core needs none)")
     cuda = torch_cuda()
     build = {None: "", "": ", CPU build"}.get(cuda, f", for CUDA {cuda}")
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdecimal())
     if numbers < _OLDEST_TORCH:
-        yield Finding(WARN, "torch", version + build, "the packages above the core need torch >= 2.11")
-    elif numbers > _NEWEST_TORCH:
+        return Finding(WARN, "torch", version + build, "the packages above the core need torch >= 2.11")
+    if numbers > _NEWEST_TORCH:
         advice = "2.11 to 2.15 are known to work: run the tests of the packages, or install one of those"
-        yield Finding(WARN, "torch", version + build, advice)
-    else:
-        yield Finding(OK, "torch", version + build)
+        return Finding(WARN, "torch", version + build, advice)
+    return Finding(OK, "torch", version + build)
 
 
-def check_packages(host: Host) -> Iterator[Finding]:
+def check_packages(host: Host) -> Finding:
     versions = installed_versions()
     if not versions:
         advice = "fine in a source tree; otherwise install phalanx-core from its sources: pip install ./core"
-        yield Finding(WARN, "packages", "no phalanx distribution is installed", advice)
-        return
+        return Finding(WARN, "packages", "no phalanx distribution is installed", advice)
     text = ", ".join(f"{name} {version}" for name, version in versions.items())
     wrong = []
     for name in versions:
@@ -107,42 +103,38 @@ def check_packages(host: Host) -> Iterator[Finding]:
                 wrong.append(f"{name} needs {needed} {series}.*, and there is {present}")
     if wrong:
         advice = "install all of them from the sources of one release"
-        yield Finding(WARN, "packages", f"{text}; {'; '.join(wrong)}", advice)
-    else:
-        yield Finding(OK, "packages", text)
+        return Finding(WARN, "packages", f"{text}; {'; '.join(wrong)}", advice)
+    return Finding(OK, "packages", text)
 
 
-def check_native(host: Host) -> Iterator[Finding]:
+def check_native(host: Host) -> Finding | None:
     """The native modules, each of which is a file that is named after the torch that it is for.
 
     Silent without phalanx.collectives.
     """
     version = torch_version()
     if version is None or importlib.util.find_spec("phalanx.collectives") is None:
-        return
+        return None
     folder = cache_path("PHALANX_NATIVE", "native")
     if folder is None:
-        yield Finding(OK, "compiled", "nothing: PHALANX_NATIVE is empty, or there is no cache directory")
-        return
+        return Finding(OK, "compiled", "nothing: PHALANX_NATIVE is empty, or there is no cache directory")
     parts = [part for part, (_, module) in _NATIVE.items() if importlib.util.find_spec(module) is not None]
     try:
         files = {part: sorted(folder.glob(f"{part}-torch{version}-*.so")) for part in parts}
         every = [path for paths in files.values() for path in paths]
         open_to_others = [path for path in (folder, *every) if path.exists() and not _is_ours(path)]
     except OSError as error:
-        yield Finding(WARN, "compiled", f"{folder} cannot be read ({error})", "set PHALANX_NATIVE to a folder of yours")
-        return
+        advice = "set PHALANX_NATIVE to a folder of yours"
+        return Finding(WARN, "compiled", f"{folder} cannot be read ({error})", advice)
     if open_to_others:
         advice = f"it is not loaded: it must be yours, and chmod go-w {open_to_others[0]}"
-        yield Finding(WARN, "compiled", f"others may write {open_to_others[0]}", advice)
-        return
+        return Finding(WARN, "compiled", f"others may write {open_to_others[0]}", advice)
     states = [f"{_NATIVE[part][0]} {'compiled' if files[part] else 'not compiled'}" for part in parts]
     text = f"{', '.join(states)}, for torch {version} in {folder}"
+    advice = "run `phalanx build` again after upgrading torch or phalanx"
     if not all(files.values()):
         advice = "`phalanx build` compiles what is missing: calls get faster, and no first use waits for a compiler"
-    else:
-        advice = "run `phalanx build` again after upgrading torch or phalanx"
-    yield Finding(OK, "compiled", text, advice)
+    return Finding(OK, "compiled", text, advice)
 
 
 def _is_ours(path: Path) -> bool:
@@ -155,11 +147,8 @@ def _is_ours(path: Path) -> bool:
 
 def known_variables() -> frozenset[str]:
     """The environment variables that Phalanx reads. Empty if this build has no list of them."""
-    try:
-        environment = importlib.import_module("phalanx.core.environment")
-    except ImportError:
-        return frozenset()
-    return frozenset(variable.name for variable in environment.variables())
+    environment = core_module("environment")
+    return frozenset(variable.name for variable in environment.variables()) if environment else frozenset()
 
 
 def check_environment(host: Host) -> Iterator[Finding]:
@@ -168,8 +157,8 @@ def check_environment(host: Host) -> Iterator[Finding]:
     present = sorted(variable for variable in os.environ if variable.startswith("PHALANX_"))
     words = " ".join(f"{variable}={os.environ[variable]}" for variable in present)
     yield Finding(OK, name, words or "no PHALANX_ variable is set")
-    known = known_variables()
-    for variable in present if known else ():
+    known = known_variables() or present
+    for variable in present:
         if variable not in known:
             similar = difflib.get_close_matches(variable, known, 1)
             advice = f"it has no effect: unset it{f', or set {similar[0]}' if similar else ''}"
@@ -195,11 +184,11 @@ def check_library(host: Host) -> Iterator[Finding]:
     version, abi = ffi.string(lib.phx_version()).decode(), lib.phx_abi_version()
     text = f"{version}, ABI {abi} (this binding: {ABI_VERSION}), build {build.get('build', 'unknown')}, {library_path}"
     installed = installed_versions().get("phalanx-core", version)
-    if installed != version:
+    if installed == version:
+        yield Finding(OK, "library", text)
+    else:
         advice = f"phalanx-core is {installed}: reinstall it, or unset PHALANX_LIBRARY"
         yield Finding(WARN, "library", text, advice)
-    else:
-        yield Finding(OK, "library", text)
     yield Finding(OK, "compiler", str(build.get("compiler", "unknown")))
     features = build.get("features", [])
     yield Finding(OK, "features", ", ".join(map(str, features)) if features else "none")
@@ -212,53 +201,43 @@ def check_library(host: Host) -> Iterator[Finding]:
             yield Finding(WARN, "torch ops", f"no {ops}", advice)
 
 
-def check_tuning(host: Host) -> Iterator[Finding]:
+def check_tuning(host: Host) -> Finding | None:
     """The table that new groups read. Silent where the library cannot be loaded: see `library`."""
-    try:
-        from phalanx.core import tuning
-    except ImportError:
-        return
+    tuning = core_module("tuning")
+    if tuning is None:
+        return None
     path = tuning.table_path()
     try:
         if path is None or not path.exists():
-            yield Finding(OK, "tuning", f"built-in values; there is no {path or 'table'} (phalanx tune measures)")
-            return
+            return Finding(OK, "tuning", f"built-in values; there is no {path or 'table'} (phalanx tune measures)")
         if path.stat().st_uid not in (os.geteuid(), 0):
-            yield Finding(WARN, "tuning", f"{path} belongs to another user", "it is not read: run phalanx tune")
-            return
+            return Finding(WARN, "tuning", f"{path} belongs to another user", "it is not read: run phalanx tune")
         table = path.read_text(errors="replace")
     except OSError as error:
-        yield Finding(WARN, "tuning", f"{path} cannot be read ({error})", f"mend or remove it; {_USES_BUILT_IN}")
-        return
+        return Finding(WARN, "tuning", f"{path} cannot be read ({error})", f"mend or remove it; {_USES_BUILT_IN}")
     rows = tuning.rows_of_host(table)
-    damaged = _damaged_line(table)
+    lines = enumerate(table.splitlines(), 1)
+    damaged = next((number for number, line in lines if _is_damaged(line, tuning.row_of(line))), 0)
     if damaged:
         advice = f"the line is ignored: remove it or the file, and run `phalanx tune` again; {_USES_BUILT_IN}"
-        yield Finding(WARN, "tuning", f"{path}, line {damaged} is not a row of a tuning table", advice)
-        return
+        return Finding(WARN, "tuning", f"{path}, line {damaged} is not a row of a tuning table", advice)
     if not rows:
-        yield Finding(OK, "tuning", f"built-in values; {path} has none for this host (phalanx tune measures)")
-        return
+        return Finding(OK, "tuning", f"built-in values; {path} has none for this host (phalanx tune measures)")
     strange = [ranks for ranks, row in rows.items() if not all(value.isdecimal() for value in row.values())]
     text = f"{path}, for groups of {', '.join(map(str, rows))} ranks"
     if strange:
         advice = f"the row for {strange[0]} ranks has a value that is not a number: phalanx tune --ranks {strange[0]}"
-        yield Finding(WARN, "tuning", text, advice)
-    elif host.ranks not in rows:
-        yield Finding(OK, "tuning", text, f"to measure groups of {host.ranks}: phalanx tune --ranks {host.ranks}")
-    else:
-        yield Finding(OK, "tuning", text)
+        return Finding(WARN, "tuning", text, advice)
+    if host.ranks not in rows:
+        return Finding(OK, "tuning", text, f"to measure groups of {host.ranks}: phalanx tune --ranks {host.ranks}")
+    return Finding(OK, "tuning", text)
 
 
 _USES_BUILT_IN = "groups without a sound row use the built-in values"
 
 
-def _damaged_line(table: str) -> int:
-    """The number of the first line that `phalanx tune` cannot have written, 0 if there is none."""
-    for number, line in enumerate(table.splitlines(), 1):
-        words = line.split()
-        row = dict(word.split("=", 1) for word in words if "=" in word)
-        sound = all("=" in word for word in words) and row.get("ranks", "").isdecimal()
-        if words and not (sound and ("host" in row or ("gpu" in row and row.get("shared") in ("0", "1")))):
-            return number
-    return 0
+def _is_damaged(line: str, row: dict[str, str]) -> bool:
+    """Whether `phalanx tune` cannot have written a line, of which `row` is what could be read."""
+    words, of_gpu = line.split(), "gpu" in row and row.get("shared") in ("0", "1")
+    sound = all("=" in word for word in words) and row.get("ranks", "").isdecimal()
+    return bool(words) and not (sound and ("host" in row or of_gpu))

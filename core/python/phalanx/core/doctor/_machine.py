@@ -12,6 +12,7 @@ from phalanx.core.doctor._host import (
     WARN,
     Finding,
     Host,
+    core_module,
     count,
     cpu_quota,
     parse_ranges,
@@ -33,28 +34,27 @@ _PTRACE = {
 _FAST_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_counter")
 
 
-def check_kernel(host: Host) -> Iterator[Finding]:
+def check_kernel(host: Host) -> Finding:
     text = f"{platform.system()} {platform.release()}"
     if platform.system() == "Linux":
-        yield Finding(OK, "kernel", text)
-    else:
-        yield Finding(FAIL, "kernel", text, "Phalanx runs on Linux")
+        return Finding(OK, "kernel", text)
+    return Finding(FAIL, "kernel", text, "Phalanx runs on Linux")
 
 
-def check_membarrier(host: Host) -> Iterator[Finding]:
+def check_membarrier(host: Host) -> Finding:
     needed = _GLOBAL_EXPEDITED | _REGISTER
     try:
         if system_call("membarrier", 0, 0, 0) & needed != needed:
             raise OSError("the kernel has no global expedited form")
         system_call("membarrier", _REGISTER, 0, 0)
         system_call("membarrier", _GLOBAL_EXPEDITED, 0, 0)
-        yield Finding(OK, "membarrier", "works: a collective passes no full fence to publish")
+        return Finding(OK, "membarrier", "works: a collective passes no full fence to publish")
     except OSError as error:
         advice = "each collective passes a full fence instead: use Linux 4.16 or later, or allow it (seccomp)"
-        yield Finding(WARN, "membarrier", f"does not work ({error})", advice)
+        return Finding(WARN, "membarrier", f"does not work ({error})", advice)
 
 
-def check_security(host: Host) -> Iterator[Finding]:
+def check_security(host: Host) -> Finding:
     """Notes: whether these matter is what the trials say."""
     status = host.fields("/proc/self/status")
     text = _SECCOMP.get(status.get("Seccomp", ""), "seccomp: cannot be read")
@@ -64,29 +64,28 @@ def check_security(host: Host) -> Iterator[Finding]:
     enforcing = host.number("/sys/fs/selinux/enforce")
     if enforcing is not None:
         text += f", SELinux {'enforcing' if enforcing else 'permissive'}"
-    yield Finding(OK, "security", text)
+    return Finding(OK, "security", text)
 
 
-def check_ptrace(host: Host) -> Iterator[Finding]:
+def check_ptrace(host: Host) -> Finding:
     scope = host.number("/proc/sys/kernel/yama/ptrace_scope")
     if scope is None:
         text = "no yama: any process of the same user may attach"
     else:
         text = f"yama {scope}: {_PTRACE.get(scope, 'not known')}"
-    yield Finding(OK, "ptrace", f"{text} (for debuggers and cross-memory attach; Phalanx needs neither)")
+    return Finding(OK, "ptrace", f"{text} (for debuggers and cross-memory attach; Phalanx needs neither)")
 
 
-def check_clock(host: Host) -> Iterator[Finding]:
+def check_clock(host: Host) -> Finding:
     folder = "/sys/devices/system/clocksource/clocksource0"
     clock = host.read(f"{folder}/current_clocksource")
     if clock is None:
-        yield Finding(OK, "clock", "the clock source cannot be read")
-    elif clock in _FAST_CLOCKS:
-        yield Finding(OK, "clock", f"{clock}, read without a system call")
-    else:
-        available = ", ".join((host.read(f"{folder}/available_clocksource") or "").split())
-        advice = f"every wait reads the clock, and this one is slow: boot with clocksource=tsc (available: {available})"
-        yield Finding(WARN, "clock", clock, advice)
+        return Finding(OK, "clock", "the clock source cannot be read")
+    if clock in _FAST_CLOCKS:
+        return Finding(OK, "clock", f"{clock}, read without a system call")
+    available = ", ".join((host.read(f"{folder}/available_clocksource") or "").split())
+    advice = f"every wait reads the clock, and this one is slow: boot with clocksource=tsc (available: {available})"
+    return Finding(WARN, "clock", clock, advice)
 
 
 # ---- ranks of this host and of this user -----------------------------------------------------------
@@ -104,7 +103,7 @@ _HOST = "the one of the host"
 _WHOLE_RANGE = ["0", "0", "4294967295"]
 
 
-def check_container(host: Host) -> Iterator[Finding]:
+def check_container(host: Host) -> Finding:
     """A note for readers of the report."""
     groups = host.read("/proc/self/cgroup") or ""
     if host.exists("/.dockerenv"):
@@ -115,7 +114,7 @@ def check_container(host: Host) -> Iterator[Finding]:
         text = "kubernetes"
     else:
         text = os.environ.get("container", "") or "none seen"  # noqa: SIM112 (systemd calls it so)
-    yield Finding(OK, "container", text)
+    return Finding(OK, "container", text)
 
 
 def check_namespaces(host: Host) -> Iterator[Finding]:
@@ -143,7 +142,7 @@ def _whose(host: Host, kind: str, mine: str) -> str:
     return "not the one of the host" if known else "unknown whether it is the one of the host"
 
 
-def check_user(host: Host) -> Iterator[Finding]:
+def check_user(host: Host) -> Finding:
     real, effective = os.getuid(), os.geteuid()
     text = f"uid {effective}"
     mapping = (host.read("/proc/self/uid_map") or "").split()
@@ -151,20 +150,19 @@ def check_user(host: Host) -> Iterator[Finding]:
         text += f", mapped in a user namespace ({' '.join(mapping)})"
     if real != effective:
         text += f", started by uid {real}"
-    yield Finding(OK, "user", f"{text}; ranks of another user are refused")
+    return Finding(OK, "user", f"{text}; ranks of another user are refused")
 
 
-def check_host_id(host: Host) -> Iterator[Finding]:
+def check_host_id(host: Host) -> Finding:
     wish = os.environ.get("PHALANX_HOST_ID", "").strip()
     boot = host.read("/proc/sys/kernel/random/boot_id")
     if wish:
         advice = "ranks with the same number share memory: unset it unless you mean that"
-        yield Finding(OK, "host id", f"{wish}, from PHALANX_HOST_ID", advice)
-    elif boot:
-        yield Finding(OK, "host id", f"made of the boot id {boot} and the network namespace")
-    else:
-        advice = "ranks of two hosts may be taken for ranks of one: set PHALANX_HOST_ID to another number on each host"
-        yield Finding(WARN, "host id", "the boot id cannot be read", advice)
+        return Finding(OK, "host id", f"{wish}, from PHALANX_HOST_ID", advice)
+    if boot:
+        return Finding(OK, "host id", f"made of the boot id {boot} and the network namespace")
+    advice = "ranks of two hosts may be taken for ranks of one: set PHALANX_HOST_ID to another number on each host"
+    return Finding(WARN, "host id", "the boot id cannot be read", advice)
 
 
 # ---- cores -----------------------------------------------------------------------------------------
@@ -188,7 +186,7 @@ def default_ranks() -> int:
     return int(given) if given.isdecimal() and int(given) > 0 else max(2, len(os.sched_getaffinity(0)))
 
 
-def check_cores(host: Host) -> Iterator[Finding]:
+def check_cores(host: Host) -> Finding:
     allowed = sorted(os.sched_getaffinity(0))
     text = f"{count(os.cpu_count() or 0, 'core')}, this process may use {len(allowed)}: {ranges(allowed)}"
     quota = cpu_quota(host)
@@ -201,59 +199,49 @@ def check_cores(host: Host) -> Iterator[Finding]:
             "ranks that share a core take turns, so a small all_reduce takes ten times as long: "
             f"run at most {max(1, int(usable))}, or allow a core for each (taskset, --cpus, cpu limit)"
         )
-        yield Finding(WARN, "cores", text, advice)
-    else:
-        yield Finding(OK, "cores", f"{text}; enough for {count(host.ranks, 'rank')}")
+        return Finding(WARN, "cores", text, advice)
+    return Finding(OK, "cores", f"{text}; enough for {count(host.ranks, 'rank')}")
 
 
-def check_siblings(host: Host) -> Iterator[Finding]:
+def check_siblings(host: Host) -> Finding:
     allowed = sorted(os.sched_getaffinity(0))
     whole = set()
     for core in allowed:
         folder = f"/sys/devices/system/cpu/cpu{core}/topology"
         siblings = host.read(f"{folder}/core_cpus_list") or host.read(f"{folder}/thread_siblings_list")
         if siblings is None:
-            yield Finding(OK, "hyper-threads", "cannot be read")
-            return
+            return Finding(OK, "hyper-threads", "cannot be read")
         whole.add(siblings)
     shared = len(allowed) - len(whole)
     if shared == 0:
-        yield Finding(OK, "hyper-threads", "each of these cores is a whole core: no hyper-thread siblings")
-        return
+        return Finding(OK, "hyper-threads", "each of these cores is a whole core: no hyper-thread siblings")
     text = f"the {len(allowed)} cores are hyper-threads of {count(len(whole), 'physical core')}"
     if host.ranks > len(whole):
         advice = f"{count(host.ranks, 'rank')} share {len(whole)} physical cores: run fewer, or expect less of each"
     else:
         advice = "bind each rank to a physical core of its own"
-    yield Finding(OK, "hyper-threads", text, advice)
+    return Finding(OK, "hyper-threads", text, advice)
 
 
-def check_instructions(host: Host) -> Iterator[Finding]:
+def check_instructions(host: Host) -> Finding | None:
     """What the processor has, and which kernels were chosen. Silent if the library cannot be loaded: see `library`."""
-    try:
-        from phalanx.core._lib import lib
-    except ImportError:
-        return
+    library = core_module()
+    if library is None:
+        return None
     fields = host.fields("/proc/cpuinfo")
     flags = set((fields.get("flags") or fields.get("Features") or "").split())
     known = [name for name in _INSTRUCTIONS if name in flags]
-    chosen = next((name for name in _KERNELS if lib.phx_has(name.encode())), "unknown")
-    text = (
-        f"{chosen}; the processor has {' '.join(known)}"
-        if known
-        else f"{chosen}; /proc/cpuinfo names no instruction set"
-    )
+    chosen = next((name for name in _KERNELS if library.lib.phx_has(name.encode())), "unknown")
+    text = f"{chosen}; {'the processor has ' + ' '.join(known) if known else '/proc/cpuinfo names no instruction set'}"
     best = next((name for name, needed in _NEEDS.items() if needed <= flags), None)
     wish = os.environ.get("PHALANX_ISA")
     if wish is not None and (wish not in _KERNELS or _KERNELS.index(wish) > [*_KERNELS, "unknown"].index(chosen)):
         advice = f"it has no effect: unset it, or set one of {', '.join(_KERNELS)} that this processor has"
-        yield Finding(WARN, "isa", f"{text}; PHALANX_ISA is {wish!r}", advice)
-    elif best is None or best == chosen:
-        yield Finding(OK, "isa", text)
-    elif wish:
-        yield Finding(WARN, "isa", text, f"{best} would be faster: unset PHALANX_ISA, which is {wish}")
-    else:
-        yield Finding(WARN, "isa", text, f"{best} would be faster: this library was built without it; build it again")
+        return Finding(WARN, "isa", f"{text}; PHALANX_ISA is {wish!r}", advice)
+    if best is None or best == chosen:
+        return Finding(OK, "isa", text)
+    advice = f"unset PHALANX_ISA, which is {wish}" if wish else "this library was built without it; build it again"
+    return Finding(WARN, "isa", text, f"{best} would be faster: {advice}")
 
 
 # ---- NUMA: which cores and which memory belong together --------------------------------------------
@@ -263,15 +251,13 @@ _MPOL_BIND = 2  # linux/mempolicy.h
 _WORD = ctypes.sizeof(ctypes.c_ulong) * 8
 
 
-def check_nodes(host: Host) -> Iterator[Finding]:
+def check_nodes(host: Host) -> Finding:
     nodes = parse_ranges(host.read(f"{_NODES}/online"))
     if not nodes:
-        yield Finding(OK, "numa", "nodes cannot be read; assuming one")
-        return
+        return Finding(OK, "numa", "nodes cannot be read; assuming one")
     cores = {node: parse_ranges(host.read(f"{_NODES}/node{node}/cpulist")) for node in nodes}
     if len(nodes) == 1:
-        yield Finding(OK, "numa", f"one node, cores {ranges(cores[nodes[0]]) or 'unknown'}")
-        return
+        return Finding(OK, "numa", f"one node, cores {ranges(cores[nodes[0]]) or 'unknown'}")
     allowed = os.sched_getaffinity(0)
     parts = [
         f"node {node} has cores {ranges(cores[node])}" if cores[node] else f"node {node} has none" for node in nodes
@@ -283,27 +269,25 @@ def check_nodes(host: Host) -> Iterator[Finding]:
     if strange:
         text += f"; memory is allowed on {ranges(memory)} only"
         advice = f"cores of node {ranges(strange)} use remote memory: allow its memory as well (--cpuset-mems)"
-        yield Finding(WARN, "numa", text, advice)
-    elif len(homes) > 1:
+        return Finding(WARN, "numa", text, advice)
+    if len(homes) > 1:
         text += f"; this process may use {len(homes)} of them"
         advice = "a block is placed on the node where its rank runs: bind ranks to cores first (numactl --cpunodebind)"
-        yield Finding(OK, "numa", text, advice)
-    else:
-        yield Finding(OK, "numa", f"{text}; this process uses node {ranges(homes)}")
+        return Finding(OK, "numa", text, advice)
+    return Finding(OK, "numa", f"{text}; this process uses node {ranges(homes)}")
 
 
-def check_binding(host: Host) -> Iterator[Finding]:
+def check_binding(host: Host) -> Finding:
     allowed = parse_ranges(host.fields("/proc/self/status").get("Mems_allowed_list"))
     if not allowed:
-        yield Finding(OK, "memory binding", "the allowed nodes cannot be read")
-        return
+        return Finding(OK, "memory binding", "the allowed nodes cannot be read")
     text = f"memory of {count(len(allowed), 'node')} is allowed: {ranges(allowed)}"
     try:
         _bind_a_page(allowed)
-        yield Finding(OK, "memory binding", f"{text}; works")
+        return Finding(OK, "memory binding", f"{text}; works")
     except OSError as error:
         advice = "Phalanx binds none, but numactl --membind does: allow mbind (seccomp; docker: --cap-add SYS_NICE)"
-        yield Finding(OK, "memory binding", f"{text}; binding does not work ({error})", advice)
+        return Finding(OK, "memory binding", f"{text}; binding does not work ({error})", advice)
 
 
 def _bind_a_page(nodes: list[int]) -> None:

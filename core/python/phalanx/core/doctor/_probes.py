@@ -22,23 +22,26 @@ _FABRIC, _MULTICAST = 128, 132  # HANDLE_TYPE_FABRIC_SUPPORTED, MULTICAST_SUPPOR
 def probe() -> dict[str, Any]:
     """What there is.
 
-    Returns:
-        Only "missing", the loader's text, where there is no libcuda. Else "version", "status" and "reason" of cuInit,
-        and if the status is 0, "devices".
+    Only "missing", the loader's text, where there is no libcuda. Else "version", "status" and "reason" of cuInit, and
+    if the status is 0, "devices".
     """
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return {"missing": str(error)}
-    version = ctypes.c_int()
-    cuda.cuDriverGetVersion(ctypes.byref(version))
-    status = cuda.cuInit(0)
-    found = {"status": status, "reason": _name(cuda, status), "version": version.value}
+    version, status = _ask(cuda.cuDriverGetVersion), cuda.cuInit(0)
+    found = {"status": status, "reason": _name(cuda, status), "version": version}
     if status == 0:
-        count = ctypes.c_int()
-        cuda.cuDeviceGetCount(ctypes.byref(count))
-        found["devices"] = [_device(cuda, index, count.value) for index in range(count.value)]
+        count = _ask(cuda.cuDeviceGetCount)
+        found["devices"] = [_device(cuda, index, count) for index in range(count)]
     return found
+
+
+def _ask(function: Any, *arguments: int) -> int:
+    """What a function writes through its first argument; 0 where an older driver does not know what is asked for."""
+    value = ctypes.c_int()
+    function(ctypes.byref(value), *arguments)
+    return value.value
 
 
 def _device(cuda: Any, index: int, count: int) -> dict[str, Any]:
@@ -47,14 +50,7 @@ def _device(cuda: Any, index: int, count: int) -> dict[str, Any]:
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory), index)
 
     def attribute(number: int) -> int:
-        value = ctypes.c_int()  # stays 0 where an older driver does not know the attribute
-        cuda.cuDeviceGetAttribute(ctypes.byref(value), number, index)
-        return value.value
-
-    def reaches(peer: int) -> bool:
-        able = ctypes.c_int()
-        cuda.cuDeviceCanAccessPeer(ctypes.byref(able), index, peer)
-        return able.value != 0
+        return _ask(cuda.cuDeviceGetAttribute, number, index)
 
     return {
         "name": name.value.decode(errors="replace"),
@@ -64,7 +60,7 @@ def _device(cuda: Any, index: int, count: int) -> dict[str, Any]:
         "fds": attribute(_FDS),
         "fabric": attribute(_FABRIC),
         "multicast": attribute(_MULTICAST),
-        "peers": [peer for peer in range(count) if peer != index and reaches(peer)],
+        "peers": [peer for peer in range(count) if peer != index and _ask(cuda.cuDeviceCanAccessPeer, index, peer)],
     }
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host, system_call, system_call_number
+from phalanx.core.doctor._host import FAIL, OK, WARN, Finding, Host, core_module, system_call, system_call_number
 
 # ---- memory, descriptors, credentials, waking up, noticing an end -------------------------------
 
@@ -31,44 +31,44 @@ _SECONDS = 10  # after which a trial has failed
 _FUTEX_WAIT = 0  # linux/futex.h
 
 
-def check_pidfd(host: Host) -> Iterator[Finding]:
+def check_pidfd(host: Host) -> Finding:
     try:
         os.close(os.pidfd_open(os.getpid()))
-        yield Finding(OK, "pidfd", "works: a dead rank is noticed at once")
+        return Finding(OK, "pidfd", "works: a dead rank is noticed at once")
     except (AttributeError, OSError) as error:
         advice = "Linux 5.3 or later has it; a dead rank is noticed by its closed socket instead"
-        yield Finding(WARN, "pidfd", f"does not work ({error})", advice)
+        return Finding(WARN, "pidfd", f"does not work ({error})", advice)
 
 
-def check_memfd(host: Host) -> Iterator[Finding]:
+def check_memfd(host: Host) -> Finding:
     try:
         with _sealed_memfd():
-            yield Finding(OK, "memfd", "works, with seals")
+            return Finding(OK, "memfd", "works, with seals")
     except (AttributeError, OSError) as error:
         advice = "symmetric memory is made of memfds: allow memfd_create (seccomp; sysctl vm.memfd_noexec below 2)"
-        yield Finding(FAIL, "memfd", f"does not work ({error})", advice)
+        return Finding(FAIL, "memfd", f"does not work ({error})", advice)
 
 
-def check_sockets(host: Host) -> Iterator[Finding]:
+def check_sockets(host: Host) -> Finding:
     try:
         _try_abstract_socket()
-        yield Finding(OK, "abstract sockets", "work, and pass descriptors and credentials")
+        return Finding(OK, "abstract sockets", "work, and pass descriptors and credentials")
     except OSError as error:
         advice = "ranks meet through abstract Unix sockets: allow AF_UNIX in the sandbox"
-        yield Finding(FAIL, "abstract sockets", f"do not work ({error})", advice)
+        return Finding(FAIL, "abstract sockets", f"do not work ({error})", advice)
 
 
-def check_processes(host: Host) -> Iterator[Finding]:
+def check_processes(host: Host) -> Finding:
     name = "two processes"
     try:
         _meet()
-        yield Finding(OK, name, "share a memfd, and one wakes the other by futex")
+        return Finding(OK, name, "share a memfd, and one wakes the other by futex")
     except _NoPeerError as error:
         advice = "allow this process to start another one, so that it can be tried; ranks may work nevertheless"
-        yield Finding(WARN, name, f"could not be tried: {error}", advice)
+        return Finding(WARN, name, f"could not be tried: {error}", advice)
     except (AttributeError, OSError) as error:
         advice = "ranks need this: allow it in the sandbox or container; the other lines say what failed"
-        yield Finding(FAIL, name, f"cannot communicate: {error}", advice)
+        return Finding(FAIL, name, f"cannot communicate: {error}", advice)
 
 
 class _NoPeerError(Exception):
@@ -124,19 +124,26 @@ def _meet() -> None:
                     _await_wake(fd)
                 _, errors = peer.communicate(timeout=_SECONDS)
                 if peer.returncode != 0:
-                    raise OSError(errno.EPROTO, _last_line(errors) or f"exit status {peer.returncode}")
+                    raise OSError(errno.EPROTO, _reason(errors, peer.returncode))
             except subprocess.TimeoutExpired:
                 raise TimeoutError(errno.ETIMEDOUT, "the second process does not end") from None
             finally:
                 peer.kill()
 
 
-def _start_peer(name: str) -> subprocess.Popen[bytes]:
+def _start_peer(name: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-I", "-S", str(_PEER), "peer", name, str(system_call_number("futex"))]
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        return _start(command)
     except OSError as error:
         raise _NoPeerError(error) from None
+
+
+def _start(command: list[str], **how: Any) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace", **how
+    )
 
 
 def _listener(purpose: str) -> socket.socket:
@@ -151,12 +158,12 @@ def _listener(purpose: str) -> socket.socket:
     return server
 
 
-def _await_connection(server: socket.socket, peer: subprocess.Popen[bytes]) -> None:
+def _await_connection(server: socket.socket, peer: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + _SECONDS
     while not select.select([server], [], [], 0.02)[0]:
         if peer.poll() is not None:
             _, errors = peer.communicate()
-            raise OSError(errno.EPROTO, _last_line(errors) or f"exit status {peer.returncode}")
+            raise OSError(errno.EPROTO, _reason(errors, peer.returncode))
         if time.monotonic() > deadline:
             raise TimeoutError(errno.ETIMEDOUT, "the second process does not connect")
 
@@ -181,8 +188,9 @@ def _await_wake(fd: int) -> None:
         raise OSError(errno.EPROTO, "the memory does not have what the second process wrote")
 
 
-def _last_line(text: bytes) -> str:
-    return (text.decode(errors="replace").strip().splitlines() or [""])[-1]
+def _reason(errors: str, status: int) -> str:
+    """Why a process has failed: the last line that it wrote to stderr."""
+    return (errors.strip().splitlines() or [f"exit status {status}"])[-1]
 
 
 # ---- two ranks, as threads of this process ---------------------------------------------------------
@@ -191,26 +199,24 @@ _TRIAL_MS = 20_000
 _TRIAL_COUNT = 1024
 
 
-def check_trial(host: Host) -> Iterator[Finding]:
+def check_trial(host: Host) -> Finding | None:
     """Silent where the library cannot be loaded: see `library`."""
-    try:
-        from phalanx.core import MemoryStore, PhalanxError
-    except ImportError:
-        return
+    if core_module() is None:
+        return None
+    from phalanx.core import MemoryStore, PhalanxError
+
     try:
         store = MemoryStore()
         with ThreadPoolExecutor(2) as pool:
             first, second = pool.map(lambda rank: _trial_rank(rank, store), range(2))
     except (PhalanxError, RuntimeError) as error:  # the latter: no thread could be started
         advice = "mend the other failures first; if there are none, please report this"
-        yield Finding(FAIL, "trial", f"self-test of 2 ranks failed: {error}", advice)
-        return
+        return Finding(FAIL, "trial", f"self-test of 2 ranks failed: {error}", advice)
     if (first[:2], second[:2]) != ((3.0 * _TRIAL_COUNT, 2), (3.0 * _TRIAL_COUNT, 1)):
-        advice = "please report this, with the whole output"
-        yield Finding(FAIL, "trial", f"self-test of 2 ranks gave wrong results: {first[:2]} and {second[:2]}", advice)
-    else:
-        text = f"self-test passed: 2 ranks, all_reduce and shared memory; host id {first[2]:#x}"
-        yield Finding(OK, "trial", text)
+        text = f"self-test of 2 ranks gave wrong results: {first[:2]} and {second[:2]}"
+        return Finding(FAIL, "trial", text, "please report this, with the whole output")
+    text = f"self-test passed: 2 ranks, all_reduce and shared memory; host id {first[2]:#x}"
+    return Finding(OK, "trial", text)
 
 
 def _trial_rank(rank: int, store: Any) -> tuple[float, int, int]:
@@ -236,22 +242,16 @@ _HOST_SECONDS = 30
 _INSTALL = "only groups that span hosts need it: apt install libucx0, or pip install libucx-cu12"
 
 
-def check_hosts(host: Host) -> Iterator[Finding]:
+def check_hosts(host: Host) -> list[Finding]:
     """Silent where the library cannot be loaded: see `library`."""
-    try:
-        from phalanx.core import _lib  # noqa: F401
-    except ImportError:
-        return
+    if core_module() is None:
+        return []
     try:
         found, trial = _try_hosts()
     except (OSError, ValueError) as error:
         advice = "UCX, or a driver that it loads, may hang or crash; UCX_TLS=tcp tries it with TCP alone"
-        yield Finding(WARN, "ucx", f"could not be tried: {error}", advice)
-        return
-    yield _ucx(found)
-    yield _address(found)
-    if trial is not None:
-        yield _two_hosts(trial)
+        return [Finding(WARN, "ucx", f"could not be tried: {error}", advice)]
+    return [_ucx(found), _address(found), *([] if trial is None else [_two_hosts(trial)])]
 
 
 def _ucx(found: dict[str, str]) -> Finding:
@@ -278,10 +278,8 @@ def _address(found: dict[str, str]) -> Finding:
 
 def _two_hosts(trial: dict[str, Any]) -> Finding:
     if trial["error"]:
-        advice = "UCX_TLS=tcp, or UCX_NET_DEVICES, may name a network that works"
-        return Finding(
-            WARN, "two hosts", f"two processes that stand for two hosts failed over UCX: {trial['error']}", advice
-        )
+        text = f"two processes that stand for two hosts failed over UCX: {trial['error']}"
+        return Finding(WARN, "two hosts", text, "UCX_TLS=tcp, or UCX_NET_DEVICES, may name a network that works")
     text = f"two processes that stand for two hosts reduced 1 MiB over UCX in {trial['us']:.0f} us"
     return Finding(OK, "two hosts", text)
 
@@ -289,25 +287,16 @@ def _two_hosts(trial: dict[str, Any]) -> Finding:
 def _try_hosts() -> tuple[dict[str, str], dict[str, Any] | None]:
     """What rank 0 found of UCX, and what came of the trial: of rank 0, unless rank 1 alone says that it failed.
 
-    Raises:
-        OSError: A process could not be started, did not end well or hangs.
-        ValueError: It printed something else.
+    Raises OSError if a process could not be started, did not end well or hangs, and ValueError if it printed something
+    else.
     """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     with tempfile.TemporaryDirectory(prefix="phalanx-doctor-") as folder, contextlib.ExitStack() as running:
         ranks = []
         for rank in range(2):
             command = [sys.executable, "-P", "-c", _HOST, str(rank), str(Path(folder, "store"))]
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                text=True,
-                start_new_session=True,
-            )
-            ranks.append(running.enter_context(process))
+            process = running.enter_context(_start(command, env=environment, start_new_session=True))
+            ranks.append(process)
             running.callback(process.kill)
         answers = [_answers(process) for process in ranks]
     trials = [answer[1] for answer in answers if len(answer) > 1]
@@ -323,7 +312,7 @@ def _answers(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
     if process.returncode < 0:
         raise OSError(f"a process was ended by {signal.Signals(-process.returncode).name}")
     if process.returncode > 0:
-        raise OSError((errors.strip().splitlines() or [f"exit status {process.returncode}"])[-1])
+        raise OSError(_reason(errors, process.returncode))
     answers = [json.loads(line) for line in output.splitlines() if line.startswith("{")]  # UCX may print warnings
     if not answers:
         raise ValueError(f"a process printed {output!r}")
