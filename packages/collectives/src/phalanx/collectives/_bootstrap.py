@@ -12,7 +12,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -290,23 +289,5 @@ class StoreInUse:
             _local.making -= 1
             self._local.store = None
 
-    def set(self, key: str, value: bytes) -> None:
-        self._local.store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        return bytes(self._local.store.get(key))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return bytes(self._local.store.compare_set(key, expected, desired))
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._local.store.add(key, amount))
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._local.store.wait(keys, timeout)
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._local.store.check(keys))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._local.store.delete_key(key))
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *args: getattr(self._local.store, method)(*args)

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _autograd, _errors, _library, _native, _torch_compat, bits
-from phalanx.collectives._op_table import BLOCKING, FORMS, OPS, Form, fake_kernel
+from phalanx.collectives._library import wait
+from phalanx.collectives._op_table import BLOCKING, FORMS, OPS, Form, fake_kernel, gives_nothing
 from phalanx.collectives._process_group import ensure_initialized
 from phalanx.collectives._registry import state_named
 from phalanx.collectives._transport import transport_for
@@ -49,7 +50,7 @@ def _fallback_kernel(form: Form) -> Callable[..., Any]:
                 return op(*args, **kwargs)
             # One by one: what torch's back ends coalesce is bound by their own transport.
             done = [
-                _waited(transport_for(state, tensor).start(form.collective, tensor, *args[1:-1])) for tensor in tensors
+                wait(transport_for(state, tensor).start(form.collective, tensor, *args[1:-1])) for tensor in tensors
             ]
             if form.writes:
                 for target, result in zip([kwargs["out"]] if form.into_out else tensors, done, strict=True):
@@ -63,13 +64,8 @@ def _fallback_kernel(form: Form) -> Callable[..., Any]:
     return kernel
 
 
-def _waited(started: torch.Tensor) -> torch.Tensor:
-    done: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
-    return done
-
-
 def _broadcast_backward(tensor: torch.Tensor, src: int, group: str) -> torch.Tensor:
-    total = _waited(torch.ops.phalanx.all_reduce(tensor, "sum", group))
+    total = wait(torch.ops.phalanx.all_reduce(tensor, "sum", group))
     return total if state_named(group).group_rank == src else total.zero_()
 
 
@@ -84,10 +80,6 @@ def _fake_view(
     arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int = -1
 ) -> torch.Tensor:
     return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu) if gpu >= 0 else arena.device)
-
-
-def _fake_nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def _fake_mm_reduce_scatter(
@@ -105,10 +97,10 @@ def _fake_all_gather_mms(
 _GRAPH_FAKES: dict[str, Any] = {
     "symm_arena": _fake_arena,
     "arena_view": _fake_view,
-    "arena_release_": _fake_nothing,
-    "mm_into_": _fake_nothing,
-    "bmm_into_": _fake_nothing,
-    "addmm_into_": _fake_nothing,
+    "arena_release_": gives_nothing,
+    "mm_into_": gives_nothing,
+    "bmm_into_": gives_nothing,
+    "addmm_into_": gives_nothing,
     "mm_reduce_scatter": _fake_mm_reduce_scatter,
     "all_gather_mms": _fake_all_gather_mms,
 }
@@ -177,7 +169,7 @@ def register() -> None:
         _torch_compat.keep_in_graphs(op)
     fakes.update({blocking: fakes[name] for blocking, name in BLOCKING.items()})
     fakes.update(
-        broadcast_backward=fakes["broadcast"], wait_tensor=torch.empty_like, wait_tensor_=_fake_nothing, **_GRAPH_FAKES
+        broadcast_backward=fakes["broadcast"], wait_tensor=torch.empty_like, wait_tensor_=gives_nothing, **_GRAPH_FAKES
     )
     for name, fake in fakes.items():
         torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)

@@ -19,7 +19,8 @@ from phalanx.collectives._cuda import options_on
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import joined_at, parts_first
 from phalanx.collectives._op_table import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
-from phalanx.collectives._transport import Message, transport_for
+from phalanx.collectives._p2p_streams import Message
+from phalanx.collectives._transport import transport_for
 from phalanx.collectives._work import CompositeWork, CoreWork, DeferredWork, StreamWork
 from phalanx.collectives.profiling import shown
 from phalanx.core import Group, RevokedError, check, ffi, lib

@@ -205,8 +205,6 @@ def _is_of_default(ranks: Sequence[int], position: int, store: Any) -> bool:
 class _ProcessGroupState(GroupState):
     """The state of a group of torch.distributed."""
 
-    __slots__ = ("_by_hand", "_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_watch")
-
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         connection = connections.get(name)  # it knows the ranks of a group that was reconfigured
         ranks = _torch_compat.ranks_of(group) if connection is None else connection.ranks
