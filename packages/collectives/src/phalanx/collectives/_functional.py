@@ -13,14 +13,7 @@ from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import check_dim, joined_at, parts_first
 from phalanx.collectives._library import wait
 from phalanx.collectives._op_table import Collective
-from phalanx.collectives._process_group import (
-    GroupLike,
-    ensure_initialized,
-    find,
-    own_rank,
-    traced_name,
-    traced_size,
-)
+from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, own_rank, traced_name, traced_size
 from phalanx.collectives._registry import ready
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_plain, is_tracing, is_watched
 from phalanx.collectives._transport import transport_for
@@ -29,11 +22,7 @@ from phalanx.collectives._transport import transport_for
 
 
 class Operation(FastPath):
-    """A collective that makes a new tensor: `fast` on the fast path, and `start` where that is closed.
-
-    Args:
-        collective: Its record.
-    """
+    """A collective that makes a new tensor: `fast` on the fast path, and `start` where that is closed."""
 
     def __init__(self, collective: Collective) -> None:
         super().__init__(collective.name)
@@ -43,9 +32,7 @@ class Operation(FastPath):
     def start(self, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         """Check it, start it through the dispatcher, and wrap its result. In a coalescing manager, record it.
 
-        Args:
-            group: The group; its ranks meet here, if they have not.
-            tensor, args: The arguments of the op but the group's size and name.
+        The arguments are those of the op but the group's size and name. The ranks of the group meet here.
         """
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
@@ -77,11 +64,7 @@ class Operation(FastPath):
 
 
 class InPlaceOperation(FastPath):
-    """A collective in place: `fast` on the fast path, and `start` where that is closed.
-
-    Args:
-        collective: Its record.
-    """
+    """A collective in place: `fast` on the fast path, and `start` where that is closed."""
 
     def __init__(self, collective: Collective) -> None:
         super().__init__(f"{collective.name}_")

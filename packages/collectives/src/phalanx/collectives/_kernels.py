@@ -109,11 +109,7 @@ _GRAPH_FAKES: dict[str, Any] = {
 def _symm_arena(nbytes: int, plan: int, group_name: int, gpu: int = -1) -> torch.Tensor:
     """The arena of a group that the native ops do not serve yet: a graph from a cache runs before its group is ready.
 
-    Args:
-        nbytes: Size of the arena in bytes.
-        plan: Its plan, as an interned string.
-        group_name: The name of the group, as an interned string.
-        gpu: The GPU of its memory, or -1 for the host.
+    The plan and the name of the group come as numbers; `gpu` is -1 for memory of the host.
     """
     try:
         name = _library.text(group_name)
@@ -151,13 +147,10 @@ def _without_order(fake: Any, op: Any) -> Any:
 
 # ---- registration ----------------------------------------------------------------------------------------------------
 
-_libraries: list[Any] = []  # what is registered lives as long as these
-
 
 def register() -> None:
     """Register all of it. The native ops have been loaded."""
-    ours, ordered, through_torch = map(_torch_compat.fragment, ("phalanx", "phalanx_ordered", "phalanx_c10d"))
-    _libraries.extend((ours, ordered, through_torch))
+    ours, ordered, through_torch = map(_torch_compat.library, ("phalanx", "phalanx_ordered", "phalanx_c10d"))
     ours.define("broadcast_backward(Tensor tensor, int src, str group_name) -> Tensor")
     _torch_compat.implement(ours, "broadcast_backward", _broadcast_backward, "CompositeExplicitAutograd")
     _register_autograd(ours)
@@ -179,16 +172,14 @@ def register() -> None:
     bits.register(ordered, {name: getattr(torch.ops.phalanx_ordered, name).default for name in FORMS})
     _torch_compat.implement(through_torch, "symm_arena", _symm_arena, "CompositeExplicitAutograd")
     wait = torch.ops.phalanx.wait_tensor.default
-    if _torch_compat.aliases_argument(wait):
-        _torch_compat.register_functionalization(wait, _functional_wait)
+    _torch_compat.register_functionalization(wait, _functional_wait)
     _torch_compat.keep_in_graphs(wait)
 
 
 def _register_autograd(library: Any) -> None:
     compiled = _native.load(OPS)
     # Where the compiled kernels are, calls that need a gradient go from them to ops of the same names elsewhere.
-    kernels = library if compiled is None else _torch_compat.fragment("phalanx_autograd")
-    _libraries.append(kernels)
+    kernels = library if compiled is None else _torch_compat.library("phalanx_autograd")
     for name in OPS:
         if kernels is not library:
             kernels.define(str(getattr(torch.ops.phalanx, name).default._schema).removeprefix("phalanx::"))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from phalanx.collectives._layout import no_dims, not_divisible
+from phalanx.collectives._layout import contiguous_like, no_dims, not_divisible
 from phalanx.collectives.reductions import check_reduction
 from phalanx.core import lib
 
@@ -84,16 +84,12 @@ class Collective:
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-def _contiguous_like(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
 def _rows(tensor: torch.Tensor, rows: Any) -> torch.Tensor:
     return tensor.new_empty([rows, *tensor.size()[1:]])
 
 
 def _exchanged(tensor: torch.Tensor, output_splits: Sequence[Any], input_splits: Sequence[Any]) -> torch.Tensor:
-    return _rows(tensor, sum(output_splits)) if output_splits else _contiguous_like(tensor)
+    return _rows(tensor, sum(output_splits)) if output_splits else contiguous_like(tensor)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
@@ -205,7 +201,7 @@ def _all_to_all_through_torch(
 ALL_REDUCE = Collective(
     name="all_reduce",
     function="all_reduce",
-    result=_contiguous_like,
+    result=contiguous_like,
     adjoint=Adjoint("all_reduce", lambda shape, reduce_op: (reduce_op,)),
     forms=("_", "_coalesced", "_coalesced_"),
     kind=int(lib.PHX_CALL_ALL_REDUCE),
@@ -265,7 +261,7 @@ ALL_TO_ALL = Collective(
 BROADCAST = Collective(
     name="broadcast",
     function="broadcast",
-    result=_contiguous_like,
+    result=contiguous_like,
     check=_check_source,
     adjoint=Adjoint("broadcast_backward", lambda shape, src: (src,)),
     forms=("_",),
@@ -279,7 +275,7 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_GATHER_V, REDUCE_SCAT
 BROADCAST_BACKWARD = Collective(
     name="broadcast_backward",
     function="broadcast",
-    result=_contiguous_like,
+    result=contiguous_like,
     check=_check_source,
     adjoint=Adjoint("broadcast", lambda shape, src: (src,)),
 )

@@ -13,6 +13,7 @@ from torch.distributed import Work
 
 from phalanx.collectives import _p2p, _torch_compat
 from phalanx.collectives._async_tensor import WaitHandle, wrap
+from phalanx.collectives._layout import contiguous_like
 from phalanx.collectives._process_group import GroupLike, find, traced_name
 from phalanx.collectives._registry import state_named
 from phalanx.collectives._torch_compat import constant_in_graphs, is_dynamo_compiling, is_tracing
@@ -43,7 +44,7 @@ def _batch(
 ) -> list[torch.Tensor]:
     sends = _check_batch(op_list, peer_list, tag_list, tensors)
     buffers = [
-        tensor.clone(memory_format=torch.contiguous_format) if sent else _contiguous_like(tensor)
+        tensor.clone(memory_format=torch.contiguous_format) if sent else contiguous_like(tensor)
         for sent, tensor in zip(sends, tensors, strict=True)
     ]
     works = _started(sends, buffers, peer_list, tag_list, group_name)
@@ -72,16 +73,8 @@ def _started(
     return _p2p.batch_isend_irecv(ops)
 
 
-def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
 def _fake_isend(tensor: torch.Tensor, dst: int, tag: int, group_name: str) -> torch.Tensor:
     return tensor.new_empty(0)
-
-
-def _fake_irecv(tensor: torch.Tensor, src: int, tag: int, group_name: str) -> torch.Tensor:
-    return _contiguous_like(tensor)
 
 
 def _fake_batch(
@@ -93,7 +86,7 @@ def _fake_batch(
 ) -> list[torch.Tensor]:
     sends = _check_batch(op_list, peer_list, tag_list, tensors)
     return [
-        tensor.new_empty(0) if sent else _contiguous_like(tensor) for sent, tensor in zip(sends, tensors, strict=True)
+        tensor.new_empty(0) if sent else contiguous_like(tensor) for sent, tensor in zip(sends, tensors, strict=True)
     ]
 
 
@@ -108,18 +101,11 @@ def _check_batch(ops: Sequence[str], peers: Sequence[int], tags: Sequence[int], 
     return [op == "isend" for op in ops]
 
 
-_libraries: list[Any] = []
-
-
 def register() -> None:
-    """Register the ops. A later call does nothing."""
-    if not _libraries:
-        ops: list[tuple[str, Any, Any]] = [
-            (_ISEND, _isend, _fake_isend),
-            (_IRECV, _irecv, _fake_irecv),
-            (_BATCH, _batch, _fake_batch),
-        ]
-        _libraries.append(_torch_compat.add_ops(ops))
+    """Register the ops."""
+    _torch_compat.add_op(_ISEND, _isend, _fake_isend)
+    _torch_compat.add_op(_IRECV, _irecv, contiguous_like)
+    _torch_compat.add_op(_BATCH, _batch, _fake_batch)
 
 
 # ---- functional forms ------------------------------------------------------------------------------------------------
@@ -229,9 +215,7 @@ def batch_p2p_ops_inplace(
 
 
 def _wrapped(tensor: torch.Tensor, work: Any) -> torch.Tensor:
-    result = wrap(tensor.detach())
-    result._state = WaitHandle.of(work.wait)
-    return result
+    return wrap(tensor.detach(), WaitHandle.of(work.wait))
 
 
 def _name(group: GroupLike, operation: str) -> str:

@@ -268,12 +268,7 @@ class CompositeWork(Work):
 
 
 class DeferredWork(Work):
-    """The work of a message that is sent or received at the end of a body.
-
-    Args:
-        start: Sends or receives it, and gives its work.
-        refuse: Raises, as long as the body has not been left.
-    """
+    """The work of a message that `start` sends or receives at the end of a body; `refuse` raises before that."""
 
     def __init__(self, start: Callable[[], Work], refuse: Callable[[], None]) -> None:
         super().__init__()

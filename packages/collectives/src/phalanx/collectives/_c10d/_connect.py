@@ -13,14 +13,7 @@ import torch
 from phalanx.collectives import _registry
 from phalanx.collectives._bootstrap import Bootstrap, FirstFailure
 from phalanx.collectives._torch_compat import PrefixStore
-from phalanx.core import (
-    Group,
-    InvalidArgumentError,
-    RevokedError,
-    UnsupportedError,
-    World,
-    ffi,
-)
+from phalanx.core import Group, InvalidArgumentError, RevokedError, UnsupportedError, World, ffi
 from phalanx.core.timeouts import milliseconds
 
 hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
@@ -81,12 +74,9 @@ class Connection:
     """A process group of the backend, and what the core has for it.
 
     Args:
-        name: The name of the process group.
+        name, store, timeout_ms, options: Those of the process group.
         ranks: Its global ranks, in order.
         position: The position of this rank among them.
-        store: A torch Store that the ranks share.
-        timeout_ms: The timeout of the group.
-        options: What the maker of the group asked for.
         by_hand: Whether it is known not to be one of the groups that torch makes of ranks of the default group.
         key: The name of the process group in this process, where that is not `name`.
         changed: Whether these are other ranks than those that the process group was made with.
