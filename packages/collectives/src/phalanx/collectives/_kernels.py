@@ -171,9 +171,9 @@ def register() -> None:
     bits.register(ours, {name: getattr(torch.ops.phalanx, name).default for name in fakes}, waits=("wait_tensor_",))
     bits.register(ordered, {name: getattr(torch.ops.phalanx_ordered, name).default for name in FORMS})
     _torch_compat.implement(through_torch, "symm_arena", _symm_arena, "CompositeExplicitAutograd")
-    wait = torch.ops.phalanx.wait_tensor.default
-    _torch_compat.register_functionalization(wait, _functional_wait)
-    _torch_compat.keep_in_graphs(wait)
+    wait_op = torch.ops.phalanx.wait_tensor.default
+    _torch_compat.register_functionalization(wait_op, _functional_wait)
+    _torch_compat.keep_in_graphs(wait_op)
 
 
 def _register_autograd(library: Any) -> None:
