@@ -38,7 +38,7 @@ class Operation(FastPath):
             raise TypeError(
                 f"{self.collective.function}: expected a torch.Tensor as `self`, not {type(tensor).__name__}"
             )
-        self.collective.check_call(group, tensor, *args)
+        self.collective.check(group, tensor, *args)
         ensure_initialized(group, tensor)
         if self.collective.takes_size:
             args = (*args, group.size)
@@ -74,13 +74,13 @@ class InPlaceOperation(FastPath):
         """Check it, and run it through the dispatcher. In a coalescing manager, record it."""
         recorder = _recording.recorder_on(group)
         if recorder is not None and group.decided and type(tensor) is torch.Tensor and not is_watched():
-            self.collective.check_call(group, tensor, argument)
+            self.collective.check(group, tensor, argument)
             recorder.write(self.collective, tensor, argument)
             return tensor
         target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
         if not isinstance(target, torch.Tensor):
             raise TypeError(f"{self.collective.name}_: expected a torch.Tensor as `self`, not {type(target).__name__}")
-        self.collective.check_call(group, target, argument)
+        self.collective.check(group, target, argument)
         ensure_initialized(group, target)
         if recorder is not None and not is_tracing():
             recorder.write(self.collective, target, argument)
@@ -538,7 +538,7 @@ def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
 
 def _uneven(operation: Operation, group: GroupState, rows: torch.Tensor, *args: Any) -> torch.Tensor:
     """Start a collective of uneven parts, whose arguments the kernel takes for checked."""
-    operation.collective.check_call(group, rows, *args)
+    operation.collective.check(group, rows, *args)
     started = operation.fast(rows, *args, group.op_name) if group.fast_path else None
     return operation.start(group, rows, *args) if started is None else started
 

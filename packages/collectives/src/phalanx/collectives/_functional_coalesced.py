@@ -140,20 +140,21 @@ def _call(
         args: list[Any] = [each.lower() for each in reduce_op]
         if collective.takes_size:
             args.append(traced_size(group_name))
+        if dims:
             tensors = _parts(name, tensors, args[-1], dims)
         return [wait(tensor) for tensor in getattr(torch.ops.phalanx, name)(tensors, *args, group_name)]
     try:
         for each in reduce_op:
             check_reduction(name, each)
         state = find(group, tag, name)
-        return _started(collective, state, _parts(name, tensors, state.size, dims), *reduce_op)
+        if dims:
+            tensors = _parts(name, tensors, state.size, dims)
+        return _started(collective, state, tensors, *reduce_op)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
 
 def _parts(operation: str, tensors: list[torch.Tensor], size: int, dims: Sequence[int]) -> list[torch.Tensor]:
-    if not dims:
-        return tensors
     return [parts_first(tensor, size, dim, operation) for tensor, dim in zip(tensors, dims, strict=True)]
 
 

@@ -50,7 +50,7 @@ class Collective:
         function: The name of its functional form.
         result: result(tensor, *args) is a new tensor of the shape, dtype and device of the result.
         adjoint: How its gradient comes back.
-        check: check(group, tensor, *args) raises ValueError where an argument other than the reduction is wrong.
+        check: check(group, tensor, *args) raises ValueError where an argument is wrong.
         forms: The endings of its other forms: "_" and "_out" write into an argument, "_coalesced" and "_coalesced_"
             take lists.
         kind: As a row of phx_coalesced (PHX_CALL_*); -1 where there is no such row.
@@ -65,20 +65,13 @@ class Collective:
     function: str
     result: Callable[..., torch.Tensor]
     adjoint: Adjoint
-    check: Callable[..., None] | None = None
+    check: Callable[..., object] = lambda *_: None
     forms: tuple[str, ...] = ()
     kind: int = -1
     reduces: bool = False
     torch_name: str = ""
     through_torch: Callable[..., torch.Tensor] | None = None
     takes_size: bool = False
-
-    def check_call(self, group: GroupFacts, tensor: torch.Tensor, *args: Any) -> None:
-        """Raise ValueError where an argument is wrong."""
-        if self.reduces:
-            check_reduction(self.name, args[0])
-        if self.check is not None:
-            self.check(group, tensor, *args)
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------
@@ -124,6 +117,7 @@ def _check_gathered_v(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[i
 
 
 def _check_scattered_v(group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int) -> None:
+    check_reduction("reduce_scatter_v", reduce_op)
     _check_list("reduce_scatter_v", group, "sizes", sizes)
     if sum(sizes) != tensor.size(0):
         raise ValueError(
@@ -202,6 +196,7 @@ ALL_REDUCE = Collective(
     name="all_reduce",
     function="all_reduce",
     result=contiguous_like,
+    check=lambda group, tensor, reduce_op: check_reduction("all_reduce", reduce_op),
     adjoint=Adjoint("all_reduce", lambda shape, reduce_op: (reduce_op,)),
     forms=("_", "_coalesced", "_coalesced_"),
     kind=int(lib.PHX_CALL_ALL_REDUCE),
@@ -222,6 +217,7 @@ REDUCE_SCATTER = Collective(
     name="reduce_scatter_tensor",
     function="reduce_scatter_tensor",
     result=lambda tensor, reduce_op, size: _rows(tensor, tensor.size(0) // size),
+    check=lambda group, tensor, reduce_op: check_reduction("reduce_scatter_tensor", reduce_op),
     adjoint=Adjoint("all_gather_into_tensor", lambda shape, reduce_op, size: (size,), _divided),
     forms=("_out", "_coalesced"),
     kind=int(lib.PHX_CALL_REDUCE_SCATTER),

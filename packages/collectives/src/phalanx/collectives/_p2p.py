@@ -302,7 +302,7 @@ def _all_started(messages: list[Message]) -> list[Work]:
         ensure_initialized(message.state, message.tensor)
     transports = [transport_for(message.state, message.tensor, by_address=True) for message in messages]
     rows = {
-        i: transport.in_memory(messages[i])
+        i: messages[i]._replace(tensor=transport.memory(messages[i]))
         for i, transport in enumerate(transports)
         if isinstance(transport, CoreTransport) and messages[i].tensor.is_cuda
     }

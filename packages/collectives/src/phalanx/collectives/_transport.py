@@ -55,18 +55,17 @@ class CoreTransport(_Transport):
         if error is not None and not isinstance(error, PeerDeadError):  # a later call says so
             raise error
 
-    def in_memory(self, message: Message) -> Message:
-        """The message, with the memory that the core reads or writes in place of its tensor."""
+    def memory(self, message: Message) -> torch.Tensor:
+        """The memory that the core reads or writes for a message."""
         memory = _call_rows.memory_of(message.tensor, self.state.on_gpus)
         assert memory is not None
-        return message._replace(tensor=memory.contiguous() if message.sends else memory)
+        return memory.contiguous() if message.sends else memory
 
     def post(self, message: Message) -> Work:
         """Send or receive a message, and return at once."""
-        message = self.in_memory(message)
-        memory = message.tensor
+        memory = self.memory(message)
         if memory.is_cuda:
-            return _p2p_streams.put([message], (message.sends, message.peer))[0]
+            return _p2p_streams.put([message._replace(tensor=memory)], (message.sends, message.peer))[0]
         code, lanes, _ = element_type(memory.dtype)
         function = lib.phx_send if message.sends else lib.phx_recv
         address = ffi.cast("void *", memory.data_ptr())
