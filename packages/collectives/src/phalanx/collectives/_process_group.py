@@ -211,7 +211,7 @@ def traced_name(group: Any, tag: str, operation: str) -> str:
     if isinstance(group, str):
         return group
     if group is None or isinstance(group, (Group, list)):
-        return _name_of(group, tag, operation)
+        return _name_of(group, tag if isinstance(group, list) else "", operation)
     if isinstance(group, dist.ProcessGroup):
         name: str = group.group_name
     elif isinstance(group, DeviceMesh):
