@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from phalanx.collectives._work import parked_count
+from phalanx.collectives import _work
 from ranks import run_ranks
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int8, torch.int64, torch.uint8)
@@ -211,7 +211,8 @@ def asynchronous(rank, size):
     gc.collect()
     assert pc.all_reduce(torch.ones(1), "sum", group).item() == size
     pc.all_reduce_(torch.ones(1), "sum", group)
-    assert parked_count() == 0
+    _work._sweep()
+    assert not _work._parked
 
 
 def test_an_asynchronous_body_returns_before_the_peers_come():  # P2, A6

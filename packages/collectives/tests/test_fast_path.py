@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import phalanx.collectives as pc
-from phalanx.collectives._fast_path import InPlace, Start
+from phalanx.collectives._fast_path import FastPath
 from ranks import run_ranks
 
 
@@ -27,8 +27,8 @@ class Subclass(torch.Tensor):
 
 
 def is_open(*args):
-    """Whether `begin` took it; then the result has been waited for."""
-    begun = Start("all_reduce").begin(*args)
+    """Whether it was taken; then the result has been waited for."""
+    begun = FastPath("all_reduce").fast(*args)
     assert begun is None or type(begun) is pc.AsyncCollectiveTensor
     return begun is not None and torch.equal(begun + 0, args[0])
 
@@ -86,9 +86,9 @@ def in_place(rank, size):
     pc.enable_group(group)
     x = torch.full((3,), float(rank))
     before = x._version
-    assert InPlace("all_reduce_").run(x, "max", group.group_name) is x
+    assert FastPath("all_reduce_").fast(x, "max", group.group_name) is x
     assert torch.equal(x, torch.full((3,), size - 1.0)) and x._version == before + 1
-    assert InPlace("broadcast_").run(x.requires_grad_(), 0, group.group_name) is None
+    assert FastPath("broadcast_").fast(x.requires_grad_(), 0, group.group_name) is None
     leaf = torch.ones(3, requires_grad=True)
     used = leaf * 2
     saved = used**2  # needs `used` for its gradient

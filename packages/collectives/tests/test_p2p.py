@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 import phalanx.collectives as pc
 from c10d_groups import apart
-from phalanx.collectives._work import parked_count
+from phalanx.collectives import _work
 from phalanx.core import InvalidArgumentError, PhalanxError
 from ranks import run_ranks
 
@@ -113,10 +113,11 @@ def waits(rank, size):
         dropped = pc.irecv(torch.zeros(3), 1, tag=8)
         del dropped
         gc.collect()
-        assert parked_count() == 1  # its memory stays until the message has come
+        assert len(_work._parked) == 1  # its memory stays until the message has come
         pc.send(torch.ones(1), 1, tag=1)
         pc.wait_tensor(pc.all_reduce(torch.ones(1), "sum", group))
-        assert parked_count() == 0
+        _work._sweep()
+        assert not _work._parked
     else:
         pc.recv(torch.zeros(1), 0, tag=1)
         pc.isend(torch.ones(100_000), 0, tag=7)  # dropped: it is sent all the same

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -25,10 +25,10 @@ def wait_plain(tensor: torch.Tensor) -> None:
 
 
 def _first_wait(tensor: torch.Tensor) -> None:
-    global _wait_plain
+    global _wait_plain, needs_gradient
     compiled = _native.loaded()
     if compiled is not None:
-        _wait_plain = compiled.wait
+        _wait_plain, needs_gradient = compiled.wait, compiled.needs_gradient
     else:
         _wait_plain = partial(_torch_compat.kernel_call(torch.ops.phalanx.wait_tensor.default), _torch_compat.CPU_KEY)
     _wait_plain(tensor)
@@ -37,19 +37,12 @@ def _first_wait(tensor: torch.Tensor) -> None:
 _wait_plain: Callable[[torch.Tensor], Any] = _first_wait
 
 
-def _first_question(tensor: torch.Tensor) -> bool:
-    global needs_gradient
-    compiled = _native.loaded()
-    needs_gradient = compiled.needs_gradient if compiled is not None else _needs_gradient
-    return needs_gradient(tensor)
-
-
 def _needs_gradient(tensor: torch.Tensor) -> bool:
     return tensor.requires_grad and torch.is_grad_enabled()
 
 
 # Whether what is made of a tensor now gets a gradient. (`requires_grad` of a subclass takes Python 0.1 us.)
-needs_gradient: Callable[[torch.Tensor], bool] = _first_question
+needs_gradient: Callable[[torch.Tensor], bool] = _needs_gradient
 
 
 def _wait(tensor: torch.Tensor) -> None:
@@ -223,9 +216,7 @@ def _ready(value: Any) -> Any:
 
 def _as_views(result: Any, root: AsyncCollectiveTensor) -> Any:
     if isinstance(result, torch.Tensor):
-        made = wrap(result)
-        made._state = root
-        return made
+        return wrap(result, root)
     return type(result)(_as_views(each, root) for each in result)
 
 
@@ -245,8 +236,8 @@ def start(elem: torch.Tensor) -> AsyncCollectiveTensor:
     return made
 
 
-def wrap(elem: torch.Tensor) -> AsyncCollectiveTensor:
-    """Wrap any tensor that is still being written."""
+def wrap(elem: torch.Tensor, state: AsyncCollectiveTensor | Literal[False] = False) -> AsyncCollectiveTensor:
+    """Wrap any tensor that is still being written, as a view of a pending one if that is given."""
     made: AsyncCollectiveTensor = _make(
         AsyncCollectiveTensor,
         elem.size(),
@@ -258,7 +249,7 @@ def wrap(elem: torch.Tensor) -> AsyncCollectiveTensor:
         requires_grad=elem.requires_grad,
     )
     made.elem = elem
-    made._state = False
+    made._state = state
     return made
 
 

@@ -21,118 +21,72 @@ import torch
 from torch.autograd import Function
 
 from phalanx.collectives import _torch_compat
-from phalanx.collectives._op_table import BLOCKING, BROADCAST_BACKWARD, FORMS, Collective, Form
+from phalanx.collectives._library import wait
+from phalanx.collectives._op_table import BLOCKING, BROADCAST_BACKWARD, FORMS, Form
 from phalanx.collectives.reductions import check_differentiable
 
 
-def _waited(started: torch.Tensor) -> torch.Tensor:
-    done: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
-    return done
-
-
-def _arguments(collective: Collective, name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of a call that gets a gradient, with the reduction in lower case."""
-    return (check_differentiable(name, args[0]), *args[1:]) if collective.reduces else args
-
-
-def _function(collective: Collective) -> Any:
-    """A collective, differentiable: apply(run, tensor, *the op's other arguments), where run(tensor, *those) starts it
-    below autograd."""
-    adjoint = collective.adjoint
-
-    def forward(ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor, *args: Any) -> Any:
-        ctx.args, ctx.shape = _arguments(collective, collective.name, args), tensor.shape
-        return run(tensor, *args)
-
-    def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        *args, group = ctx.args
-        started = getattr(torch.ops.phalanx, adjoint.op)(grad, *adjoint.arguments(ctx.shape, *args), group)
-        return None, adjoint.finish(_waited(started), ctx.shape, *args), *(None for _ in ctx.args)
-
-    return _made(collective.name, forward, backward)
-
-
-def _list_function(form: Form) -> Any:
-    """A collective of several tensors, differentiable: apply(run, the op's other arguments, *tensors) gives a tuple."""
-    adjoint = form.collective.adjoint
+def _function(form: Form) -> Any:
+    """A collective, differentiable: apply(run, the op's other arguments, *tensors), where run(tensor or list of them,
+    *those) starts it below autograd. For a list it gives a tuple."""
+    collective, adjoint, takes_list = form.collective, form.collective.adjoint, form.takes_list
+    adjoint_name = adjoint.op + ("_coalesced" if takes_list else "")
 
     def forward(ctx: Any, run: Callable[..., Any], arguments: tuple[Any, ...], *tensors: torch.Tensor) -> Any:
-        ctx.args = _arguments(form.collective, form.name, arguments)
+        ctx.args = arguments
+        if collective.reduces:
+            ctx.args = check_differentiable(form.name, arguments[0]), *arguments[1:]
         ctx.shapes = [tensor.shape for tensor in tensors]
-        return tuple(run(list(tensors), *arguments))
+        return tuple(run(list(tensors), *arguments)) if takes_list else run(*tensors, *arguments)
 
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         *args, group = ctx.args
-        given = adjoint.arguments(ctx.shapes[0], *args)  # in none of these do they depend on the shape
-        started = getattr(torch.ops.phalanx, f"{adjoint.op}_coalesced")(grads, *given, group)
-        finished = zip(map(_waited, started), ctx.shapes, strict=True)
+        given = adjoint.arguments(ctx.shapes[0], *args)  # for lists they never depend on the shape
+        start = getattr(torch.ops.phalanx, adjoint_name)
+        started = start(grads, *given, group) if takes_list else [start(*grads, *given, group)]
+        finished = zip(map(wait, started), ctx.shapes, strict=True)
         return None, None, *(adjoint.finish(part, shape, *args) for part, shape in finished)
 
-    return _made(form.name, forward, backward)
-
-
-def _made(name: str, forward: Callable[..., Any], backward: Callable[..., Any]) -> Any:
-    camel = "".join(part.capitalize() for part in name.split("_"))  # the name that grad_fn shows
+    camel = "".join(part.capitalize() for part in form.name.split("_"))  # the name that grad_fn shows
     return type(camel, (Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
 
 
 class Wait(Function):
-    """The waited tensor of a pending one; `run` gives it."""
+    """The waited tensor of a pending one; `run` gives it. It is applied as those of _function are."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., torch.Tensor], tensor: torch.Tensor) -> Any:
+    def forward(ctx: Any, run: Callable[..., torch.Tensor], arguments: tuple[()], tensor: torch.Tensor) -> Any:
         return run(tensor)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        return None, grad
+        return None, None, grad
 
 
 # By the name of the op.
-FUNCTIONS: dict[str, Any] = {
-    name: _list_function(form) if form.takes_list else _function(form.collective)
-    for name, form in FORMS.items()
-    if not form.writes
-}
-FUNCTIONS["broadcast_backward"] = _function(BROADCAST_BACKWARD)
+FUNCTIONS: dict[str, Any] = {name: _function(form) for name, form in FORMS.items() if not form.writes}
+FUNCTIONS["broadcast_backward"] = _function(Form(BROADCAST_BACKWARD, "broadcast_backward"))
 FUNCTIONS["wait_tensor"] = Wait
 
 
 # ---- kernels ---------------------------------------------------------------------------------------------------------
 
 
-def _differentiable(op: Any, function: Any) -> Callable[..., Any]:
+def _differentiable(op: Any, function: Any, takes_list: bool) -> Callable[..., Any]:
     """The autograd kernel of a functional op."""
     call = _torch_compat.kernel_call(op)
 
-    def kernel(keys: Any, tensor: torch.Tensor, *args: Any) -> Any:
+    def kernel(keys: Any, given: Any, *args: Any) -> Any:
         below = _torch_compat.below_autograd(keys)
-        if not (tensor.requires_grad and torch.is_grad_enabled()):
-            return call(below, tensor, *args)
+        needs_gradient = any(tensor.requires_grad for tensor in given) if takes_list else given.requires_grad
+        if not (needs_gradient and torch.is_grad_enabled()):
+            return call(below, given, *args)
 
         def run(*inner: Any) -> Any:
             with _torch_compat.BelowAutograd():
                 return call(below, *inner)
 
-        return function.apply(run, tensor, *args)
-
-    return kernel
-
-
-def _differentiable_list(op: Any, function: Any) -> Callable[..., Any]:
-    """The autograd kernel of a functional op of several tensors."""
-    call = _torch_compat.kernel_call(op)
-
-    def kernel(keys: Any, tensors: list[torch.Tensor], *args: Any) -> Any:
-        below = _torch_compat.below_autograd(keys)
-        if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-            return call(below, tensors, *args)
-
-        def run(*inner: Any) -> Any:
-            with _torch_compat.BelowAutograd():
-                return call(below, *inner)
-
-        return list(function.apply(run, args, *tensors))
+        return list(function.apply(run, args, *given)) if takes_list else function.apply(run, args, given)
 
     return kernel
 
@@ -161,6 +115,6 @@ def autograd_kernel(name: str) -> Callable[..., Any]:
     op = getattr(torch.ops.phalanx, name).default
     collective = BLOCKING.get(name, name)
     form = FORMS.get(collective)
-    if form is None or not (form.takes_list or form.writes):
-        return _differentiable(op, FUNCTIONS[collective])
-    return _in_place(op, name, form) if form.writes else _differentiable_list(op, FUNCTIONS[collective])
+    if form is not None and form.writes:
+        return _in_place(op, name, form)
+    return _differentiable(op, FUNCTIONS[collective], form is not None and form.takes_list)

@@ -10,6 +10,7 @@ import torch
 
 from phalanx.collectives import _recording, _torch_compat
 from phalanx.collectives._errors import fail
+from phalanx.collectives._layout import contiguous_like
 from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, traced_name
 from phalanx.collectives._registry import state_named
 from phalanx.collectives._torch_compat import is_dynamo_compiling
@@ -74,21 +75,11 @@ def _barrier(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
     return copied
 
 
-def _fake(tensor: torch.Tensor, group_name: str) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
     return grad, None
 
 
-_libraries: list[Any] = []
-
-
 def register() -> None:
-    """Register the op. A later call does nothing."""
-    if _libraries:
-        return
-    library = _torch_compat.add_ops([(_SCHEMA, _barrier, _fake)])
-    _libraries.append(library)
-    torch.library.register_autograd("phalanx::barrier", _backward, lib=library)
+    """Register the op."""
+    _torch_compat.add_op(_SCHEMA, _barrier, contiguous_like)
+    torch.library.register_autograd("phalanx::barrier", _backward, lib=_torch_compat.library("phalanx"))

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from datetime import timedelta
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -56,38 +56,21 @@ class BootstrapResult(NamedTuple):
     hosts: list[str]
 
 
+@dataclass
 class Bootstrap:
-    """One bootstrap of a group: its ranks exchange what they need to connect.
+    """One bootstrap of a group: its ranks exchange what they need to connect."""
 
-    Args:
-        store: A torch Store that the ranks share.
-        name: Name of the group.
-        ranks: Its global ranks, in order.
-        position: Of this rank among them.
-        timeout_ms: How long to wait for the others.
-        check_peer: Raises PeerDeadError if it knows that a rank, by its global number, has ended.
-        default_ms: The timeout of the group; None where `timeout_ms` is that.
-    """
+    store: Any  # a torch Store that the ranks share
+    name: str
+    ranks: Sequence[int]  # global, in order
+    position: int  # of this rank among them
+    timeout_ms: int  # how long to wait for the others
+    check_peer: Callable[[int], None] = lambda _: None  # raises PeerDeadError if it knows that a rank has ended
+    default_ms: int | None = None  # the timeout of the group; None where `timeout_ms` is that
 
-    def __init__(
-        self,
-        store: Any,
-        name: str,
-        ranks: Sequence[int],
-        position: int,
-        timeout_ms: int,
-        check_peer: Callable[[int], None] = lambda _: None,
-        default_ms: int | None = None,
-    ) -> None:
-        self._store = store
-        self._name = name
-        self._ranks = ranks
-        self._position = position
-        self._timeout_ms = timeout_ms
-        self._check_peer = check_peer
-        self._default_ms = default_ms
+    def __post_init__(self) -> None:
         self._begin = time.monotonic()
-        self._deadline = self._begin + timeout_ms / 1000
+        self._deadline = self._begin + self.timeout_ms / 1000
         self._pause_s = _FIRST_PAUSE_S
         self._interval_s = self._next_warning_s = _warning_interval_s()
 
@@ -103,24 +86,24 @@ class Bootstrap:
             AbiError: Ranks run different builds of phalanx-core. Raised on all of them.
             PeerDeadError: A rank has ended, as is known from another group of this process.
         """
-        if len(self._ranks) == 1:
+        if len(self.ranks) == 1:
             return BootstrapResult(uuid4().hex, refusal, [host])
         hello = [uuid4().hex, refusal, host, _build()]
-        self._write(f"hello/{self._position}", hello)
-        return self._lead(hello) if self._position == 0 else self._follow(hello)
+        self._write(f"hello/{self.position}", hello)
+        return self._lead(hello) if self.position == 0 else self._follow(hello)
 
     def _lead(self, hello: list[str]) -> BootstrapResult:
         token = uuid4().hex
         answered: list[list[str]] = []
         hosts: list[str] = []
         builds: list[str] = []
-        others = range(1, len(self._ranks))
+        others = range(1, len(self.ranks))
         while True:
             hellos = [hello, *(self._read(f"hello/{i}", len(hello)) for i in others)]
             if None not in hellos and hellos != answered:
                 answered = hellos
                 refusal = next(
-                    (f"rank {rank}: {no}" for rank, (_, no, *_) in zip(self._ranks, hellos, strict=True) if no), ""
+                    (f"rank {rank}: {no}" for rank, (_, no, *_) in zip(self.ranks, hellos, strict=True) if no), ""
                 )
                 numbers, _, hosts, builds = (list(column) for column in zip(*hellos, strict=True))
                 self._write("answer", [token, refusal, numbers, hosts, builds])
@@ -140,12 +123,12 @@ class Bootstrap:
     def _follow(self, hello: list[str]) -> BootstrapResult:
         while True:
             answer = self._read("answer", len(BootstrapResult._fields) + 2)
-            if answer is not None and answer[2][self._position] == hello[0]:
+            if answer is not None and answer[2][self.position] == hello[0]:
                 break
-            if self._read(f"hello/{self._position}") is None:  # removed at the end of an earlier bootstrap
-                self._write(f"hello/{self._position}", hello)
+            if self._read(f"hello/{self.position}") is None:  # removed at the end of an earlier bootstrap
+                self._write(f"hello/{self.position}", hello)
             self._pause(None)
-        self._write(f"thanks/{self._position}", answer[0])
+        self._write(f"thanks/{self.position}", answer[0])
         self._compare(answer[4])
         return BootstrapResult(answer[0], answer[1], answer[3])
 
@@ -153,32 +136,26 @@ class Bootstrap:
         for i, build in enumerate(builds):
             if build != builds[0]:
                 raise AbiError(
-                    f"group '{self._name}': rank {self._ranks[0]} runs phalanx {builds[0]} and rank {self._ranks[i]} "
+                    f"group '{self.name}': rank {self.ranks[0]} runs phalanx {builds[0]} and rank {self.ranks[i]} "
                     f"runs phalanx {build}; ranks of different builds would compute wrong values together. Install one "
                     "build of phalanx-core for all ranks.",
-                    rank=self._ranks[self._position],
-                    peer=self._ranks[i],
-                    operation="enable_group",
-                    group=self._name,
+                    **self._about(self.ranks[i]),
                 )
 
     def _pause(self, late: list[int] | None) -> None:
-        for rank in self._ranks if late is None else [self._ranks[i] for i in late]:
-            if rank != self._ranks[self._position]:
+        for rank in self.ranks if late is None else [self.ranks[i] for i in late]:
+            if rank != self.ranks[self.position]:
                 self._look_at(rank)
         now = time.monotonic()
         if now > self._deadline:
             late = self._late(late)
-            me = self._ranks[self._position]
             raise WaitTimeoutError(
-                f"group '{self._name}': {timed_out(self._timeout_ms, self._default_ms)}: rank {me} still waits for "
-                f"rank(s) {self._names(late)} to call their first collective on it. Every rank of the group must call "
-                "it, because it connects the ranks. Check that all processes were started, and find out what those "
-                "ranks are doing (for example `py-spy dump --pid PID`), or raise the timeout of the group.",
-                rank=me,
-                peer=self._ranks[late[0]],
-                operation="enable_group",
-                group=self._name,
+                f"group '{self.name}': {timed_out(self.timeout_ms, self.default_ms)}: rank "
+                f"{self.ranks[self.position]} still waits for rank(s) {self._names(late)} to call their first "
+                "collective on it. Every rank of the group must call it, because it connects the ranks. Check that all "
+                "processes were started, and find out what those ranks are doing (for example `py-spy dump --pid "
+                "PID`), or raise the timeout of the group.",
+                **self._about(self.ranks[late[0]]),
             )
         if now - self._begin >= self._next_warning_s:
             self._warn(now - self._begin, self._names(self._late(late)))
@@ -188,11 +165,11 @@ class Bootstrap:
     def _late(self, late: list[int] | None) -> list[int]:
         """The positions of the ranks that this rank waits for: those without a hello, or the first, if none answers."""
         if late is None:
-            late = [i for i in range(len(self._ranks)) if self._read(f"hello/{i}") is None] or [0]
+            late = [i for i in range(len(self.ranks)) if self._read(f"hello/{i}") is None] or [0]
         return late
 
     def _names(self, positions: list[int]) -> str:
-        return ", ".join(str(self._ranks[i]) for i in positions)
+        return ", ".join(str(self.ranks[i]) for i in positions)
 
     def _warn(self, waited_s: float, late: str) -> None:
         """Log that this rank still waits. As the core: after 1, 3 and 6 intervals, then after every 6."""
@@ -200,47 +177,45 @@ class Bootstrap:
         self._next_warning_s = 3 * interval if due == interval else 6 * interval * (waited_s // (6 * interval) + 1)
         log.warning(
             "rank %d: still waiting for rank%s %s on group '%s': connecting its ranks (%.1f s of %.10g s)",
-            self._ranks[self._position],
+            self.ranks[self.position],
             "s" if "," in late else "",
             late,
-            self._name,
+            self.name,
             waited_s,
-            self._timeout_ms / 1000,
+            self.timeout_ms / 1000,
         )
 
     def _look_at(self, rank: int) -> None:
         try:
-            self._check_peer(rank)
+            self.check_peer(rank)
         except PeerDeadError as error:
             raise PeerDeadError(
-                f"group '{self._name}': {error}, and the ranks of the group are not connected yet. Make a new process "
+                f"group '{self.name}': {error}, and the ranks of the group are not connected yet. Make a new process "
                 "group without that rank.",
-                rank=self._ranks[self._position],
-                peer=rank,
-                operation="enable_group",
-                group=self._name,
+                **self._about(rank),
             ) from None
 
+    def _about(self, peer: int) -> dict[str, Any]:
+        """The attributes of an error about that rank."""
+        return {"rank": self.ranks[self.position], "peer": peer, "operation": "enable_group", "group": self.name}
+
     def _write(self, key: str, value: Any) -> None:
-        self._store.set(key, json.dumps(value))
+        self.store.set(key, json.dumps(value))
 
     def _read(self, key: str, length: int = 0) -> Any:
         """The value of a key; None if it has none, or one that is not a list of that length."""
-        value = json.loads(self._store.get(key)) if self._store.check([key]) else None
+        value = json.loads(self.store.get(key)) if self.store.check([key]) else None
         return value if not length or (isinstance(value, list) and len(value) == length) else None
 
     def _remove(self, key: str) -> None:
         with contextlib.suppress(RuntimeError):  # not every store can delete; nothing reads the keys any more
-            self._store.delete_key(key)
+            self.store.delete_key(key)
 
 
 class FirstFailure:
-    """A context in which the ranks of a group connect. If that fails, later entries raise RevokedError.
+    """A context in which the ranks of the group of that name connect. If that fails, later entries raise RevokedError.
 
     After a timeout it may be tried again: nothing was sent, and a late rank may still call it.
-
-    Args:
-        group: The name of the group.
     """
 
     def __init__(self, group: str) -> None:
@@ -290,23 +265,5 @@ class StoreInUse:
             _local.making -= 1
             self._local.store = None
 
-    def set(self, key: str, value: bytes) -> None:
-        self._local.store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        return bytes(self._local.store.get(key))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        return bytes(self._local.store.compare_set(key, expected, desired))
-
-    def add(self, key: str, amount: int) -> int:
-        return int(self._local.store.add(key, amount))
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        self._local.store.wait(keys, timeout)
-
-    def check(self, keys: list[str]) -> bool:
-        return bool(self._local.store.check(keys))
-
-    def delete_key(self, key: str) -> bool:
-        return bool(self._local.store.delete_key(key))
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return lambda *args: getattr(self._local.store, method)(*args)

@@ -15,11 +15,8 @@ from phalanx.core import ffi
 def memory_of(tensor: torch.Tensor, on_gpus: bool = False) -> torch.Tensor | None:
     """A plain tensor of the same memory, or None where there is none for the core to read: other devices and classes.
 
-    It may have strides. The result depends on the device and the class only, so it is the same on all ranks.
-
-    Args:
-        tensor: Any tensor.
-        on_gpus: Whether memory of a GPU counts, too.
+    It may have strides. The result depends on the device and the class only, so it is the same on all ranks. With
+    `on_gpus`, memory of a GPU counts, too.
     """
     if type(tensor) is not torch.Tensor:
         if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
@@ -54,17 +51,8 @@ FIELDS = len(_FIELDS)
 IN, OUT = 2, 3
 SIZE = struct.calcsize("@" + _FIELDS)
 assert ffi.sizeof("phx_call") == SIZE
-assert [name for name, _ in ffi.typeof("phx_call").fields] == [
-    "struct_size",
-    "kind",
-    "in",
-    "out",
-    "count",
-    "dtype",
-    "op",
-    "root_group_rank",
-    "flags",
-]
+_NAMES = "struct_size kind in out count dtype op root_group_rank flags"
+assert [name for name, _ in ffi.typeof("phx_call").fields] == _NAMES.split()
 
 
 def packed(rows: Sequence[int], count: int) -> Any:
@@ -86,11 +74,7 @@ def _spans(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[tuple[int
 
 
 def sharing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> set[int]:
-    """The calls with memory that another one also reads or writes.
-
-    Args:
-        pairs: What each call reads, and what it writes.
-    """
+    """The calls, given by what each reads and what it writes, with memory that another one also reads or writes."""
     found: set[int] = set()
     reach, owner = 0, -1
     for begin, end, _, call in _spans(pairs):
@@ -103,10 +87,6 @@ def sharing(pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> set[int]:
 
 def check_overlaps(group: str, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
     """Refuse calls if one writes memory that another reads or writes, because their order is not promised.
-
-    Args:
-        group: The name of the group.
-        pairs: The tensor that each call reads, and the one that it writes.
 
     Raises:
         ValueError: Two calls overlap.

@@ -3,6 +3,7 @@
 import contextlib
 import threading
 from collections.abc import Hashable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
@@ -12,21 +13,13 @@ from phalanx.core import PhalanxError, World, ffi, lib
 
 
 def stream_kwargs(device: torch.device) -> dict[str, Any]:
-    """The arguments of a collective of the core for tensors of a GPU: the GPU, and its current stream.
-
-    Args:
-        device: With its index.
-    """
+    """The arguments of a collective of the core for tensors of a GPU: the GPU, given with its index, and its stream."""
     stream: Any = torch.cuda.current_stream(device)
     return {"device": (device.type, device.index), "stream": int(stream.cuda_stream)}
 
 
 def options_on(device: torch.device) -> tuple[Any, Any]:
-    """The same as phx_options of the C API, and what they point to: both must live until the call returns.
-
-    Args:
-        device: With its index.
-    """
+    """The same as phx_options of the C API, and what they point to: both must live until the call returns."""
     told = stream_kwargs(device)
     gpu = ffi.new("phx_gpu_options *", {"struct_size": ffi.sizeof("phx_gpu_options")})
     gpu.stream = ffi.cast("void *", told["stream"])
@@ -35,21 +28,13 @@ def options_on(device: torch.device) -> tuple[Any, Any]:
 
 
 class StreamMarker:
-    """A place on the current stream of a GPU: after all that was put on it so far.
-
-    Args:
-        device: The GPU, with its index.
-
-    Attributes:
-        stream: That stream.
-    """
+    """A place on the current stream of a GPU, given with its index: after all that was put on it so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self.stream: Any = torch.cuda.current_stream(device)
         make: Any = torch.cuda.Event  # without types
         self._event = make()
-        self._event.record(self.stream)
+        self._event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
         """Let the current stream wait until that one has come here. The host goes on."""
@@ -69,40 +54,27 @@ class SideStreams:
 
     @contextlib.contextmanager
     def stream(self, device: torch.device, which: Hashable) -> Iterator[Any]:
-        """Make one the current stream. What is put on it comes after all that was put on the stream before.
-
-        Args:
-            device: The GPU, with its index.
-            which: The same one for the same value.
-        """
+        """Make one the current stream, for the same `which` the same one. What is put on it comes after all that was
+        put on the stream before."""
         make: Any = torch.cuda.Stream  # without types
         before = StreamMarker(device)
         with self._lock:
-            found = self._made.get((device.index, which))
-            if found is None:
-                found = self._made[device.index, which] = make(device)
-        with torch.cuda.stream(found):
+            if (device.index, which) not in self._made:
+                self._made[device.index, which] = make(device)
+            stream = self._made[device.index, which]
+        with torch.cuda.stream(stream):
             before.wait()
-            yield found
+            yield stream
 
 
-_refusals: dict[int, str] = {}  # by the number of a GPU
-
-
+@cache
 def refusal(device: torch.device) -> str:
-    """Why the core cannot serve tensors of a GPU in this process, or "". Not collective; it is found out once.
+    """Why the core cannot serve tensors of a GPU, given with its index, in this process, or "". Not collective.
 
-    Args:
-        device: With its index.
+    It is the error of a group of this rank alone on the GPU: no driver, no kernels, or a GPU that is too old.
     """
-    known = _refusals.get(device.index)
-    if known is None:
-        known = _refusals[device.index] = _library.refusal() or _try(device)
-    return known
-
-
-def _try(device: torch.device) -> str:
-    """The error of a group of this rank alone on the GPU: no driver, no kernels, or a GPU that is too old."""
+    if reason := _library.refusal():
+        return reason
     told = stream_kwargs(device)
     try:
         with World(0, 1) as alone:

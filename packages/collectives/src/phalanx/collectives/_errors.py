@@ -21,14 +21,8 @@ def keep(error: BaseException) -> None:
 
 
 def better(error: BaseException) -> BaseException:
-    """The exception to raise for one that a native op raised in this thread just now.
-
-    Args:
-        error: A RuntimeError or ValueError of torch.
-
-    Returns:
-        A PhalanxError with all that the core knows, the exception of torch.distributed, or `error` itself.
-    """
+    """The exception to raise for one that a native op raised in this thread just now: a PhalanxError with all that the
+    core knows, the exception of torch.distributed, or `error` itself."""
     stashed, _stash.error = _stash.error, None
     if stashed is not None and str(stashed) and str(stashed) in str(error):
         return stashed

@@ -15,83 +15,49 @@ from phalanx.collectives._async_tensor import AsyncCollectiveTensor, start, wait
 from phalanx.collectives._torch_compat import CPU_KEY, is_plain, kernel_call
 
 
-class Start:
-    """An op that makes a new tensor.
+class FastPath:
+    """The fast path of an op.
+
+    Args:
+        name: The name of the op. It writes into its first argument if the name ends with "_".
 
     Attributes:
-        begin: begin(tensor, *the op's other arguments) starts it and gives its result, pending; None if the fast
-            path is closed.
+        fast: fast(tensor, *the op's other arguments) starts it and gives its result, pending; or the tensor, when the
+            result is in it. None if the fast path is closed.
     """
 
-    __slots__ = ("begin",)
-    begin: Callable[..., AsyncCollectiveTensor | None]
+    fast: Callable[..., torch.Tensor | None]
 
     def __init__(self, name: str) -> None:
-        def first(*args: Any) -> AsyncCollectiveTensor | None:  # by now the ops are loaded
+        def first(*args: Any) -> Any:  # by now the ops are loaded
             compiled = _native.loaded()
             if compiled is None:
-                self.begin = _starting(kernel_call(getattr(torch.ops.phalanx, name).default))
+                self.fast = _uncompiled(name)
+            elif name.endswith("_"):
+                self.fast = compiled.in_place(name)
             else:
-                self.begin = compiled.start(name, AsyncCollectiveTensor)
-            return self.begin(*args)
+                self.fast = compiled.start(name, AsyncCollectiveTensor)
+            return self.fast(*args)
 
-        self.begin = first
-
-
-class InPlace:
-    """An op that writes into its first argument.
-
-    Attributes:
-        run: run(tensor, *the op's other arguments) gives the tensor when the result is in it; None if the fast
-            path is closed.
-    """
-
-    __slots__ = ("run",)
-    run: Callable[..., torch.Tensor | None]
-
-    def __init__(self, name: str) -> None:
-        def first(*args: Any) -> torch.Tensor | None:
-            compiled = _native.loaded()
-            if compiled is None:
-                self.run = _running(kernel_call(getattr(torch.ops.phalanx, name).default))
-            else:
-                self.run = compiled.in_place(name)
-            return self.run(*args)
-
-        self.run = first
+        self.fast = first
 
 
-def _starting(kernel: Callable[..., Any]) -> Callable[..., AsyncCollectiveTensor | None]:
-    def begin(tensor: torch.Tensor, *args: Any) -> AsyncCollectiveTensor | None:
+def _uncompiled(name: str) -> Callable[..., torch.Tensor | None]:
+    kernel, in_place = kernel_call(getattr(torch.ops.phalanx, name).default), name.endswith("_")
+
+    def call(tensor: torch.Tensor, *args: Any) -> torch.Tensor | None:
         if not is_plain(tensor):
             return None
         try:
-            return start(kernel(CPU_KEY, tensor, *args))
+            started = kernel(CPU_KEY, tensor, *args)
         except RuntimeError as error:
-            if _is_wrong_type(error):
+            if "Expected a value of type" in str(error):  # the checks of the caller have a better text
                 return None
             raise
-
-    return begin
-
-
-def _running(kernel: Callable[..., Any]) -> Callable[..., torch.Tensor | None]:
-    def run(tensor: torch.Tensor, *args: Any) -> torch.Tensor | None:
-        if not is_plain(tensor):
-            return None
-        try:
-            kernel(CPU_KEY, tensor, *args)
-        except RuntimeError as error:
-            if _is_wrong_type(error):
-                return None
-            raise
+        if not in_place:
+            return start(started)
         increment_version(tensor)
         wait_plain(tensor)
         return tensor
 
-    return run
-
-
-def _is_wrong_type(error: RuntimeError) -> bool:
-    """Whether torch refused the type of an argument. The checks of the caller have a better text."""
-    return "Expected a value of type" in str(error)
+    return call

@@ -8,18 +8,12 @@ from torch import SymInt
 from phalanx.collectives import _async_tensor, _autograd, _op_table, _recording
 from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
 from phalanx.collectives._errors import fail
-from phalanx.collectives._fast_path import InPlace, Start
+from phalanx.collectives._fast_path import FastPath
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import check_dim, joined_at, parts_first
+from phalanx.collectives._library import wait
 from phalanx.collectives._op_table import Collective
-from phalanx.collectives._process_group import (
-    GroupLike,
-    ensure_initialized,
-    find,
-    own_rank,
-    traced_name,
-    traced_size,
-)
+from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, own_rank, traced_name, traced_size
 from phalanx.collectives._registry import ready
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_plain, is_tracing, is_watched
 from phalanx.collectives._transport import transport_for
@@ -27,14 +21,8 @@ from phalanx.collectives._transport import transport_for
 # ---- how a collective is called --------------------------------------------------------------------------------------
 
 
-class Operation(Start):
-    """A collective that makes a new tensor: `begin` on the fast path, and `start` where that is closed.
-
-    Args:
-        collective: Its record.
-    """
-
-    __slots__ = ("collective", "function")
+class Operation(FastPath):
+    """A collective that makes a new tensor: `fast` on the fast path, and `start` where that is closed."""
 
     def __init__(self, collective: Collective) -> None:
         super().__init__(collective.name)
@@ -44,9 +32,7 @@ class Operation(Start):
     def start(self, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         """Check it, start it through the dispatcher, and wrap its result. In a coalescing manager, record it.
 
-        Args:
-            group: The group; its ranks meet here, if they have not.
-            tensor, args: The arguments of the op but the group's size and name.
+        The arguments are those of the op but the group's size and name. The ranks of the group meet here.
         """
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(
@@ -58,7 +44,7 @@ class Operation(Start):
             args = (*args, group.size)
         if torch.is_grad_enabled() and tensor.requires_grad and not is_tracing():
             result: torch.Tensor = self.function.apply(
-                lambda given, *inner: self._wrapped(group, given, *inner[:-1]), tensor, *args, group.op_name
+                lambda given, *inner: self._wrapped(group, given, *inner[:-1]), (*args, group.op_name), tensor
             )
             return result
         return self._wrapped(group, tensor, *args)
@@ -73,19 +59,12 @@ class Operation(Start):
         else:
             started = transport_for(group, tensor).start(self.collective, tensor, *args)
         if is_tracing() or type(started) is not torch.Tensor:
-            waited: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
-            return waited
+            return wait(started)
         return wrap(started)
 
 
-class InPlaceOperation(InPlace):
-    """A collective in place: `run` on the fast path, and `start` where that is closed.
-
-    Args:
-        collective: Its record.
-    """
-
-    __slots__ = ("collective",)
+class InPlaceOperation(FastPath):
+    """A collective in place: `fast` on the fast path, and `start` where that is closed."""
 
     def __init__(self, collective: Collective) -> None:
         super().__init__(f"{collective.name}_")
@@ -159,11 +138,11 @@ def all_reduce(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = "
         AsyncCollectiveTensor(tensor([3., 3.]))
     """
     if is_dynamo_compiling():
-        return _traced(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag, "all_reduce")))
+        return wait(torch.ops.phalanx.all_reduce(self, reduceOp.lower(), traced_name(group, tag, "all_reduce")))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if state is not None and state.fast_path:
-            started = ALL_REDUCE.begin(self, reduceOp, state.op_name)
+            started = ALL_REDUCE.fast(self, reduceOp, state.op_name)
             if started is not None:
                 return started
         return ALL_REDUCE.start(state or find(group, tag, "all_reduce"), self, reduceOp)
@@ -198,13 +177,13 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
     if is_dynamo_compiling():
         name = traced_name(group, tag, "all_gather_tensor")
         size = traced_size(name)
-        traced = _traced(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
+        traced = wait(torch.ops.phalanx.all_gather_into_tensor(self, size, name))
         return joined_at(traced, size, dim)
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         gathered: torch.Tensor | None = None
         if state is not None and state.fast_path:
-            gathered = ALL_GATHER.begin(self, state.size, state.op_name)
+            gathered = ALL_GATHER.fast(self, state.size, state.op_name)
         if gathered is None:
             state = state or find(group, tag, "all_gather_tensor")
             gathered = ALL_GATHER.start(state, self)
@@ -257,13 +236,13 @@ def reduce_scatter_tensor(
         name = traced_name(group, tag, "reduce_scatter_tensor")
         size = traced_size(name)
         parts = parts_first(self, size, dim)
-        return _traced(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
+        return wait(torch.ops.phalanx.reduce_scatter_tensor(parts, reduceOp.lower(), size, name))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         state = state or find(group, tag, "reduce_scatter_tensor")
         parts = parts_first(self, state.size, dim)
         if state.fast_path:
-            started = REDUCE_SCATTER.begin(parts, reduceOp, state.size, state.op_name)
+            started = REDUCE_SCATTER.fast(parts, reduceOp, state.size, state.op_name)
             if started is not None:
                 return started
         return REDUCE_SCATTER.start(state, parts, reduceOp)
@@ -305,7 +284,7 @@ def all_gather_v(
     rows = self if dim == 0 else self.movedim(dim, 0)
     counts = _split_sizes("all_gather_v", "sizes", sizes)
     if is_dynamo_compiling():
-        whole = _traced(torch.ops.phalanx.all_gather_v(rows, counts, traced_name(group, tag, "all_gather_v")))
+        whole = wait(torch.ops.phalanx.all_gather_v(rows, counts, traced_name(group, tag, "all_gather_v")))
     else:
         state = _ready(group if type(group) is str else id(group)) if not tag else None
         try:
@@ -354,7 +333,7 @@ def reduce_scatter_v(
     if is_dynamo_compiling():
         name = traced_name(group, tag, "reduce_scatter_v")
         own = counts[own_rank(name)[0]]
-        part = _traced(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), counts, own, name))
+        part = wait(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), counts, own, name))
     else:
         state = _ready(group if type(group) is str else id(group)) if not tag else None
         try:
@@ -390,11 +369,11 @@ def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> 
         AsyncCollectiveTensor(tensor([1]))
     """
     if is_dynamo_compiling():
-        return _traced(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag, "broadcast")))
+        return wait(torch.ops.phalanx.broadcast(self, src, traced_name(group, tag, "broadcast")))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if state is not None and state.fast_path:
-            started = BROADCAST.begin(self, src, state.op_name)
+            started = BROADCAST.fast(self, src, state.op_name)
             if started is not None:
                 return started
         return BROADCAST.start(state or find(group, tag, "broadcast"), self, src)
@@ -444,11 +423,11 @@ def all_to_all_single(
         )
     if is_dynamo_compiling():
         name = traced_name(group, tag, "all_to_all_single")
-        return _traced(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
+        return wait(torch.ops.phalanx.all_to_all_single(self, output_rows, input_rows, name))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         if state is not None and state.fast_path:
-            started = ALL_TO_ALL.begin(self, output_rows, input_rows, state.op_name)
+            started = ALL_TO_ALL.fast(self, output_rows, input_rows, state.op_name)
             if started is not None:
                 return started
         return ALL_TO_ALL.start(state or find(group, tag, "all_to_all_single"), self, output_rows, input_rows)
@@ -476,17 +455,17 @@ def wait_tensor(tensor: torch.Tensor) -> torch.Tensor:
         tensor([2., 2.])
     """
     if is_dynamo_compiling():
-        return _traced(tensor)
+        return wait(tensor)
     if type(tensor) is AsyncCollectiveTensor:
         if _async_tensor.needs_gradient(tensor):
-            result: torch.Tensor = _WAIT(_finished, tensor)
+            result: torch.Tensor = _WAIT(_finished, (), tensor)
             return result
         return tensor.trigger_wait()
     try:
         if is_plain(tensor):
             _async_tensor.wait_plain(tensor)
             return tensor
-        return _traced(tensor)
+        return wait(tensor)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -515,7 +494,7 @@ def all_reduce_(self: torch.Tensor, reduceOp: str, group: GroupLike, tag: str = 
         return self.copy_(all_reduce(self, reduceOp, group, tag))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        if state is not None and state.fast_path and _ALL_REDUCE_.run(self, reduceOp, state.op_name) is not None:
+        if state is not None and state.fast_path and _ALL_REDUCE_.fast(self, reduceOp, state.op_name) is not None:
             return self
         return _ALL_REDUCE_.start(state or find(group, tag, "all_reduce_"), self, reduceOp)
     except (RuntimeError, ValueError) as error:
@@ -543,7 +522,7 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
         return self.copy_(broadcast(self, src, group, tag))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        if state is not None and state.fast_path and _BROADCAST_.run(self, src, state.op_name) is not None:
+        if state is not None and state.fast_path and _BROADCAST_.fast(self, src, state.op_name) is not None:
             return self
         return _BROADCAST_.start(state or find(group, tag, "broadcast_"), self, src)
     except (RuntimeError, ValueError) as error:
@@ -553,11 +532,6 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
 # ---- parts of them ---------------------------------------------------------------------------------------------------
 
 
-def _traced(started: torch.Tensor) -> torch.Tensor:
-    done: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
-    return done
-
-
 def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
     return tensor.trigger_wait().detach()
 
@@ -565,7 +539,7 @@ def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
 def _uneven(operation: Operation, group: GroupState, rows: torch.Tensor, *args: Any) -> torch.Tensor:
     """Start a collective of uneven parts, whose arguments the kernel takes for checked."""
     operation.collective.check(group, rows, *args)
-    started = operation.begin(rows, *args, group.op_name) if group.fast_path else None
+    started = operation.fast(rows, *args, group.op_name) if group.fast_path else None
     return operation.start(group, rows, *args) if started is None else started
 
 

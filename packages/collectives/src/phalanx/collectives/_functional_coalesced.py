@@ -10,6 +10,7 @@ from phalanx.collectives._async_tensor import wrap
 from phalanx.collectives._errors import fail
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import check_dim, parts_first
+from phalanx.collectives._library import wait
 from phalanx.collectives._op_table import Collective
 from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, traced_name, traced_size
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_tracing
@@ -40,20 +41,7 @@ def all_reduce_coalesced(
         >>> all_reduce_coalesced([torch.ones(2), torch.tensor(rank)], "sum", group)
         [AsyncCollectiveTensor(tensor([2., 2.])), AsyncCollectiveTensor(1)]
     """
-    tensors = _listed("all_reduce_coalesced", self)
-    if not tensors:
-        return []
-    if is_dynamo_compiling():
-        return _waited(
-            torch.ops.phalanx.all_reduce_coalesced(
-                tensors, reduceOp.lower(), traced_name(group, tag, "all_reduce_coalesced")
-            )
-        )
-    try:
-        check_reduction("all_reduce_coalesced", reduceOp)
-        return _started(_op_table.ALL_REDUCE, find(group, tag, "all_reduce_coalesced"), tensors, reduceOp)
-    except (RuntimeError, ValueError) as error:
-        fail(error)
+    return _call(_op_table.ALL_REDUCE, _listed("all_reduce_coalesced", self), group, tag, reduceOp)
 
 
 def all_gather_into_tensor_coalesced(
@@ -77,16 +65,7 @@ def all_gather_into_tensor_coalesced(
         >>> all_gather_into_tensor_coalesced([torch.tensor([rank]), torch.ones(1)], group)
         [AsyncCollectiveTensor(tensor([0, 1])), AsyncCollectiveTensor(tensor([1., 1.]))]
     """
-    tensors = _listed("all_gather_into_tensor_coalesced", self)
-    if not tensors:
-        return []
-    if is_dynamo_compiling():
-        name = traced_name(group, tag, "all_gather_into_tensor_coalesced")
-        return _waited(torch.ops.phalanx.all_gather_into_tensor_coalesced(tensors, traced_size(name), name))
-    try:
-        return _started(_op_table.ALL_GATHER, find(group, tag, "all_gather_into_tensor_coalesced"), tensors)
-    except (RuntimeError, ValueError) as error:
-        fail(error)
+    return _call(_op_table.ALL_GATHER, _listed("all_gather_into_tensor_coalesced", self), group, tag)
 
 
 def reduce_scatter_tensor_coalesced(
@@ -129,18 +108,7 @@ def reduce_scatter_tensor_coalesced(
     dims = [
         check_dim(operation, "scatter_dim", dim, tensor.dim()) for tensor, dim in zip(tensors, scatter_dim, strict=True)
     ]
-    if is_dynamo_compiling():
-        name = traced_name(group, tag, "reduce_scatter_tensor_coalesced")
-        size = traced_size(name)
-        parts = [parts_first(tensor, size, dim, operation) for tensor, dim in zip(tensors, dims, strict=True)]
-        return _waited(torch.ops.phalanx.reduce_scatter_tensor_coalesced(parts, reduceOp.lower(), size, name))
-    try:
-        check_reduction(operation, reduceOp)
-        state = find(group, tag, "reduce_scatter_tensor_coalesced")
-        parts = [parts_first(tensor, state.size, dim, operation) for tensor, dim in zip(tensors, dims, strict=True)]
-        return _started(_op_table.REDUCE_SCATTER, state, parts, reduceOp)
-    except (RuntimeError, ValueError) as error:
-        fail(error)
+    return _call(_op_table.REDUCE_SCATTER, tensors, group, tag, reduceOp, dims=dims)
 
 
 # ---- parts of them ---------------------------------------------------------------------------------------------------
@@ -155,8 +123,39 @@ def _listed(operation: str, tensors: Any) -> list[torch.Tensor]:
     return list(tensors)
 
 
-def _waited(started: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [torch.ops.phalanx.wait_tensor(tensor) for tensor in started]
+def _call(
+    collective: Collective,
+    tensors: list[torch.Tensor],
+    group: GroupLike,
+    tag: str,
+    *reduce_op: str,
+    dims: Sequence[int] = (),
+) -> list[torch.Tensor]:
+    """Call a collective of several tensors, which are split along these dims if there are any."""
+    if not tensors:
+        return []
+    name = f"{collective.name}_coalesced"
+    if is_dynamo_compiling():
+        group_name = traced_name(group, tag, name)
+        args: list[Any] = [each.lower() for each in reduce_op]
+        if collective.takes_size:
+            args.append(traced_size(group_name))
+        if dims:
+            tensors = _parts(name, tensors, args[-1], dims)
+        return [wait(tensor) for tensor in getattr(torch.ops.phalanx, name)(tensors, *args, group_name)]
+    try:
+        for each in reduce_op:
+            check_reduction(name, each)
+        state = find(group, tag, name)
+        if dims:
+            tensors = _parts(name, tensors, state.size, dims)
+        return _started(collective, state, tensors, *reduce_op)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def _parts(operation: str, tensors: list[torch.Tensor], size: int, dims: Sequence[int]) -> list[torch.Tensor]:
+    return [parts_first(tensor, size, dim, operation) for tensor, dim in zip(tensors, dims, strict=True)]
 
 
 def _started(collective: Collective, group: GroupState, tensors: list[torch.Tensor], *args: Any) -> list[torch.Tensor]:
@@ -172,7 +171,7 @@ def _started(collective: Collective, group: GroupState, tensors: list[torch.Tens
             return [recorder.record(collective, tensor, *inner[:-1]) for tensor in given]
         started = getattr(torch.ops.phalanx, name)(given, *inner)
         if is_tracing():
-            return _waited(started)
+            return [wait(tensor) for tensor in started]
         return [wrap(tensor) if type(tensor) is torch.Tensor else tensor for tensor in started]
 
     args = (*args, group.op_name)

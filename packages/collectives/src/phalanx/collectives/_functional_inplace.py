@@ -340,8 +340,7 @@ def _into(
 def _place(group: GroupLike, tag: str, operation: str) -> tuple[int, int]:
     """This rank's position in the group, and the group's size."""
     if is_dynamo_compiling():
-        place: tuple[int, int] = own_rank(traced_name(group, tag, operation))
-        return place
+        return own_rank(traced_name(group, tag, operation))
     state = find(group, tag, operation)
     return state.group_rank, state.size
 

@@ -19,64 +19,26 @@ _registered: "dict[tuple[int, str], GroupState]" = {}  # what the native ops kno
 
 
 def tell(name: str, group_rank: int, what: str) -> None:
-    """Log a fact that all ranks of a group know: only the first rank warns, so that a job logs one line.
-
-    Args:
-        name: The name of the group.
-        group_rank: The caller's rank within the group.
-        what: The fact, as a sentence that follows the name of the group.
-    """
+    """Log a fact that all ranks of a group know: only the first rank warns, so that a job logs one line."""
     log.log(logging.INFO if group_rank else logging.WARNING, "group '%s': %s", name, what)
 
 
 class GroupState:
-    """A group as its rank sees it.
-
-    Attributes:
-        name: Its name, the same on all its ranks.
-        op_name: The name by which the native ops find it.
-        size: Number of its ranks.
-        group_rank: Position of this rank in it.
-        ranks: Its global ranks, in order.
-        core: The core's group, or None: torch.distributed serves it, or that is not decided yet.
-        fast_path: Whether ops may be called past the dispatcher: the core serves the group, and no coalescing manager
-            is open on it.
-        decided: Whether the ranks have met.
-        on_gpus: Whether the core serves tensors of GPUs too.
-        decided_on_gpus: Whether that is known.
-        side_streams: Streams of messages of GPUs.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "_context",
-        "_deciding",
-        "_managers",
-        "_pid",
-        "core",
-        "decided",
-        "decided_on_gpus",
-        "fast_path",
-        "group_rank",
-        "name",
-        "on_gpus",
-        "op_name",
-        "ranks",
-        "side_streams",
-        "size",
-    )
+    """A group as its rank sees it."""
 
     def __init__(self, name: str, group_rank: int, ranks: tuple[int, ...]) -> None:
-        self.name = self.op_name = name
+        self.name = name  # the same on all its ranks
+        self.op_name = name  # by which the native ops find it
         self.size = len(ranks)
         self.group_rank = group_rank
-        self.ranks = ranks
-        self.core: Group | None = None
+        self.ranks = ranks  # global ranks, in order
+        self.core: Group | None = None  # None: torch.distributed serves it, or that is not decided yet
+        # Whether ops may be called past the dispatcher: the core serves the group, and no coalescing manager is open.
         self.fast_path = False
-        self.decided = False
-        self.on_gpus = False
+        self.decided = False  # whether the ranks have met
+        self.on_gpus = False  # whether the core serves tensors of GPUs, too
         self.decided_on_gpus = False
-        self.side_streams = _cuda.SideStreams()
+        self.side_streams = _cuda.SideStreams()  # for messages of GPUs
         self._context = 0
         self._pid = os.getpid()
         self._deciding = threading.Lock()
@@ -105,8 +67,7 @@ class GroupState:
     def decide_on_gpus(self, device: torch.device) -> None:
         """Find out whether the core serves tensors of GPUs. Collective among the ranks of the group the first time.
 
-        Args:
-            device: The GPU of this rank, with its index.
+        The device is the GPU of this rank, with its index.
 
         Raises:
             UnsupportedError: Its stream is being captured.
@@ -148,14 +109,11 @@ class GroupState:
         self.on_gpus = not bool(every.any())
         if not self.on_gpus:
             self._let_ops_serve_gpus(False)
-            ranks = [str(rank) for rank, no in zip(self.ranks, every.tolist(), strict=True) if no]
+            ranks = ", ".join(str(rank) for rank, no in zip(self.ranks, every.tolist(), strict=True) if no)
             reason = f"; this rank's: {refusal}" if refusal else ""
             log.warning(
-                "group '%s': tensors of GPUs go through torch.distributed, because the core cannot use the GPUs of "
-                "rank(s) %s%s",
-                self.name,
-                ", ".join(ranks),
-                reason,
+                f"group '{self.name}': tensors of GPUs go through torch.distributed, because the core cannot use the "
+                f"GPUs of rank(s) {ranks}{reason}"
             )
 
     def _let_ops_serve_gpus(self, serve: bool) -> None:
@@ -163,12 +121,7 @@ class GroupState:
         ops.check(ops.lib.phxt_group_serve(self._context, self.op_name.encode(), _CUDA, int(serve)))
 
     def attach(self, core: Group, kept: Any = None) -> None:
-        """The core serves the group from now on, and the native ops find it.
-
-        Args:
-            core: The core's group.
-            kept: What stands for it here; None: itself.
-        """
+        """The core serves the group from now on, and the native ops find it. `kept` is what stands for it here."""
         ops, name = _library.loaded(), self.op_name.encode()
         self._context = int(ops.lib.phxt_context())
         try:

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from phalanx.collectives import _autograd, _errors, _library, _native, _torch_compat, bits
-from phalanx.collectives._op_table import BLOCKING, FORMS, OPS, Form, fake_kernel
+from phalanx.collectives._library import wait
+from phalanx.collectives._op_table import BLOCKING, FORMS, OPS, Form, fake_kernel, gives_nothing
 from phalanx.collectives._process_group import ensure_initialized
 from phalanx.collectives._registry import state_named
 from phalanx.collectives._transport import transport_for
@@ -49,7 +50,7 @@ def _fallback_kernel(form: Form) -> Callable[..., Any]:
                 return op(*args, **kwargs)
             # One by one: what torch's back ends coalesce is bound by their own transport.
             done = [
-                _waited(transport_for(state, tensor).start(form.collective, tensor, *args[1:-1])) for tensor in tensors
+                wait(transport_for(state, tensor).start(form.collective, tensor, *args[1:-1])) for tensor in tensors
             ]
             if form.writes:
                 for target, result in zip([kwargs["out"]] if form.into_out else tensors, done, strict=True):
@@ -63,13 +64,8 @@ def _fallback_kernel(form: Form) -> Callable[..., Any]:
     return kernel
 
 
-def _waited(started: torch.Tensor) -> torch.Tensor:
-    done: torch.Tensor = torch.ops.phalanx.wait_tensor(started)
-    return done
-
-
 def _broadcast_backward(tensor: torch.Tensor, src: int, group: str) -> torch.Tensor:
-    total = _waited(torch.ops.phalanx.all_reduce(tensor, "sum", group))
+    total = wait(torch.ops.phalanx.all_reduce(tensor, "sum", group))
     return total if state_named(group).group_rank == src else total.zero_()
 
 
@@ -84,10 +80,6 @@ def _fake_view(
     arena: torch.Tensor, offset: Any, size: Sequence[Any], dtype: torch.dtype, gpu: int = -1
 ) -> torch.Tensor:
     return arena.new_empty(size, dtype=dtype, device=torch.device("cuda", gpu) if gpu >= 0 else arena.device)
-
-
-def _fake_nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def _fake_mm_reduce_scatter(
@@ -105,10 +97,10 @@ def _fake_all_gather_mms(
 _GRAPH_FAKES: dict[str, Any] = {
     "symm_arena": _fake_arena,
     "arena_view": _fake_view,
-    "arena_release_": _fake_nothing,
-    "mm_into_": _fake_nothing,
-    "bmm_into_": _fake_nothing,
-    "addmm_into_": _fake_nothing,
+    "arena_release_": gives_nothing,
+    "mm_into_": gives_nothing,
+    "bmm_into_": gives_nothing,
+    "addmm_into_": gives_nothing,
     "mm_reduce_scatter": _fake_mm_reduce_scatter,
     "all_gather_mms": _fake_all_gather_mms,
 }
@@ -117,11 +109,7 @@ _GRAPH_FAKES: dict[str, Any] = {
 def _symm_arena(nbytes: int, plan: int, group_name: int, gpu: int = -1) -> torch.Tensor:
     """The arena of a group that the native ops do not serve yet: a graph from a cache runs before its group is ready.
 
-    Args:
-        nbytes: Size of the arena in bytes.
-        plan: Its plan, as an interned string.
-        group_name: The name of the group, as an interned string.
-        gpu: The GPU of its memory, or -1 for the host.
+    The plan and the name of the group come as numbers; `gpu` is -1 for memory of the host.
     """
     try:
         name = _library.text(group_name)
@@ -159,13 +147,10 @@ def _without_order(fake: Any, op: Any) -> Any:
 
 # ---- registration ----------------------------------------------------------------------------------------------------
 
-_libraries: list[Any] = []  # what is registered lives as long as these
-
 
 def register() -> None:
     """Register all of it. The native ops have been loaded."""
-    ours, ordered, through_torch = map(_torch_compat.fragment, ("phalanx", "phalanx_ordered", "phalanx_c10d"))
-    _libraries.extend((ours, ordered, through_torch))
+    ours, ordered, through_torch = map(_torch_compat.library, ("phalanx", "phalanx_ordered", "phalanx_c10d"))
     ours.define("broadcast_backward(Tensor tensor, int src, str group_name) -> Tensor")
     _torch_compat.implement(ours, "broadcast_backward", _broadcast_backward, "CompositeExplicitAutograd")
     _register_autograd(ours)
@@ -177,7 +162,7 @@ def register() -> None:
         _torch_compat.keep_in_graphs(op)
     fakes.update({blocking: fakes[name] for blocking, name in BLOCKING.items()})
     fakes.update(
-        broadcast_backward=fakes["broadcast"], wait_tensor=torch.empty_like, wait_tensor_=_fake_nothing, **_GRAPH_FAKES
+        broadcast_backward=fakes["broadcast"], wait_tensor=torch.empty_like, wait_tensor_=gives_nothing, **_GRAPH_FAKES
     )
     for name, fake in fakes.items():
         torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
@@ -186,17 +171,15 @@ def register() -> None:
     bits.register(ours, {name: getattr(torch.ops.phalanx, name).default for name in fakes}, waits=("wait_tensor_",))
     bits.register(ordered, {name: getattr(torch.ops.phalanx_ordered, name).default for name in FORMS})
     _torch_compat.implement(through_torch, "symm_arena", _symm_arena, "CompositeExplicitAutograd")
-    wait = torch.ops.phalanx.wait_tensor.default
-    if _torch_compat.aliases_argument(wait):
-        _torch_compat.register_functionalization(wait, _functional_wait)
-    _torch_compat.keep_in_graphs(wait)
+    wait_op = torch.ops.phalanx.wait_tensor.default
+    _torch_compat.register_functionalization(wait_op, _functional_wait)
+    _torch_compat.keep_in_graphs(wait_op)
 
 
 def _register_autograd(library: Any) -> None:
     compiled = _native.load(OPS)
     # Where the compiled kernels are, calls that need a gradient go from them to ops of the same names elsewhere.
-    kernels = library if compiled is None else _torch_compat.fragment("phalanx_autograd")
-    _libraries.append(kernels)
+    kernels = library if compiled is None else _torch_compat.library("phalanx_autograd")
     for name in OPS:
         if kernels is not library:
             kernels.define(str(getattr(torch.ops.phalanx, name).default._schema).removeprefix("phalanx::"))

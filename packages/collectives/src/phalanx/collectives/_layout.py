@@ -1,5 +1,7 @@
 """Where the parts of the ranks lie in a tensor: along dim 0 in the core, along any dim for the caller."""
 
+from typing import Any
+
 import torch
 
 
@@ -26,6 +28,11 @@ def no_dims(operation: str) -> str:
 def not_divisible(operation: str, dim: int, rows: int, size: int, advice: str) -> str:
     """The text of the error for a dim that cannot be split evenly."""
     return f"{operation}: dim {dim} has size {rows}, which is not divisible by the group size {size}; {advice}"
+
+
+def contiguous_like(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+    """A new contiguous tensor of the same shape, dtype and device."""
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def parts_first(tensor: torch.Tensor, size: int, dim: int, operation: str = "reduce_scatter_tensor") -> torch.Tensor:

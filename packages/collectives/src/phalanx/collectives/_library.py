@@ -2,6 +2,8 @@
 
 from functools import cache
 
+import torch
+
 from phalanx.core import load_torch_ops
 from phalanx.core.torch_ops import TorchOps
 
@@ -30,6 +32,12 @@ def refusal() -> str:
     """Why this process cannot use the core, or ""."""
     ops = _load()
     return str(ops) if isinstance(ops, ImportError) else ""
+
+
+def wait(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, once no collective writes into it any more. In a graph, the op that waits."""
+    done: torch.Tensor = torch.ops.phalanx.wait_tensor(tensor)
+    return done
 
 
 def text(number: int) -> str:

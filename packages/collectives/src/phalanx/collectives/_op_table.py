@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from phalanx.collectives._layout import no_dims, not_divisible
+from phalanx.collectives._layout import contiguous_like, no_dims, not_divisible
 from phalanx.collectives.reductions import check_reduction
 from phalanx.core import lib
 
@@ -22,12 +22,9 @@ from phalanx.core import lib
 class GroupFacts(Protocol):
     """The facts of a group that a record may use."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def group_rank(self) -> int: ...
+    name: str
+    size: int
+    group_rank: int
 
 
 class Adjoint(NamedTuple):
@@ -52,8 +49,8 @@ class Collective:
         name: The name of the op.
         function: The name of its functional form.
         result: result(tensor, *args) is a new tensor of the shape, dtype and device of the result.
-        check: check(group, tensor, *args) raises ValueError where an argument is wrong.
         adjoint: How its gradient comes back.
+        check: check(group, tensor, *args) raises ValueError where an argument is wrong.
         forms: The endings of its other forms: "_" and "_out" write into an argument, "_coalesced" and "_coalesced_"
             take lists.
         kind: As a row of phx_coalesced (PHX_CALL_*); -1 where there is no such row.
@@ -67,8 +64,8 @@ class Collective:
     name: str
     function: str
     result: Callable[..., torch.Tensor]
-    check: Callable[..., None]
     adjoint: Adjoint
+    check: Callable[..., object] = lambda *_: None
     forms: tuple[str, ...] = ()
     kind: int = -1
     reduces: bool = False
@@ -80,54 +77,15 @@ class Collective:
 # ---- results ---------------------------------------------------------------------------------------------------------
 
 
-def _contiguous_like(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
 def _rows(tensor: torch.Tensor, rows: Any) -> torch.Tensor:
     return tensor.new_empty([rows, *tensor.size()[1:]])
 
 
-def _reduced(tensor: torch.Tensor, reduce_op: str) -> torch.Tensor:
-    check_reduction("all_reduce", reduce_op)
-    return _contiguous_like(tensor)
-
-
-def _gathered(tensor: torch.Tensor, group_size: int) -> torch.Tensor:
-    return _rows(tensor, group_size * (tensor.size(0) if tensor.dim() else 1))
-
-
-def _scattered(tensor: torch.Tensor, reduce_op: str, group_size: int) -> torch.Tensor:
-    check_reduction("reduce_scatter_tensor", reduce_op)
-    return _rows(tensor, tensor.size(0) // group_size)
-
-
-def _gathered_v(tensor: torch.Tensor, sizes: Sequence[Any]) -> torch.Tensor:
-    return _rows(tensor, sum(sizes))
-
-
-def _scattered_v(tensor: torch.Tensor, reduce_op: str, sizes: Sequence[Any], own: Any) -> torch.Tensor:
-    check_reduction("reduce_scatter_v", reduce_op)
-    return _rows(tensor, own)
-
-
 def _exchanged(tensor: torch.Tensor, output_splits: Sequence[Any], input_splits: Sequence[Any]) -> torch.Tensor:
-    return _rows(tensor, sum(output_splits)) if output_splits else _contiguous_like(tensor)
+    return _rows(tensor, sum(output_splits)) if output_splits else contiguous_like(tensor)
 
 
 # ---- checks ----------------------------------------------------------------------------------------------------------
-
-
-def _check_reduced(group: GroupFacts, tensor: torch.Tensor, reduce_op: str) -> None:
-    check_reduction("all_reduce", reduce_op)
-
-
-def _check_scattered(group: GroupFacts, tensor: torch.Tensor, reduce_op: str, *_: Any) -> None:
-    check_reduction("reduce_scatter_tensor", reduce_op)
-
-
-def _check_nothing(group: GroupFacts, tensor: torch.Tensor, *_: Any) -> None:
-    return None
 
 
 def _check_source(group: GroupFacts, tensor: torch.Tensor, src: int) -> None:
@@ -175,7 +133,7 @@ def _check_splits(
     if tensor.dim() == 0:
         raise ValueError(no_dims(operation))
     if not output_splits and not input_splits:
-        even_splits(tensor.size(0), group.size)
+        _even_splits(tensor.size(0), group.size)
         return
     _check_list(operation, group, "output_split_sizes", output_splits)
     _check_list(operation, group, "input_split_sizes", input_splits)
@@ -186,12 +144,7 @@ def _check_splits(
         )
 
 
-def even_splits(rows: int, size: int) -> list[int]:
-    """The split sizes of an even split of dim 0.
-
-    Raises:
-        ValueError: It cannot be split evenly.
-    """
+def _even_splits(rows: int, size: int) -> list[int]:
     if rows % size:
         raise ValueError(not_divisible("all_to_all_single", 0, rows, size, "give split sizes"))
     return [rows // size] * size
@@ -212,20 +165,6 @@ def _without_dim(gradient: torch.Tensor, shape: Sequence[int], *_: Any) -> torch
 # ---- through torch.distributed ---------------------------------------------------------------------------------------
 
 
-def _all_reduce_through_torch(group: GroupFacts, tensor: torch.Tensor, reduce_op: str) -> torch.Tensor:
-    lower = check_reduction("all_reduce", reduce_op)
-    reduced: torch.Tensor = torch.ops._c10d_functional.all_reduce(tensor, lower, group.name)
-    return reduced
-
-
-def _reduce_scatter_through_torch(
-    group: GroupFacts, tensor: torch.Tensor, reduce_op: str, group_size: int
-) -> torch.Tensor:
-    lower = check_reduction("reduce_scatter_tensor", reduce_op)
-    part: torch.Tensor = torch.ops._c10d_functional.reduce_scatter_tensor(tensor, lower, group_size, group.name)
-    return part
-
-
 def _all_gather_v_through_torch(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
     everywhere = torch.cat([tensor] * len(sizes))
     return _all_to_all_through_torch(group, everywhere, sizes, [tensor.size(0)] * len(sizes))
@@ -234,7 +173,8 @@ def _all_gather_v_through_torch(group: GroupFacts, tensor: torch.Tensor, sizes: 
 def _reduce_scatter_v_through_torch(
     group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int
 ) -> torch.Tensor:
-    whole = torch.ops._c10d_functional.wait_tensor(_all_reduce_through_torch(group, tensor, reduce_op))
+    started = torch.ops._c10d_functional.all_reduce(tensor, reduce_op, group.name)
+    whole = torch.ops._c10d_functional.wait_tensor(started)
     part: torch.Tensor = whole.narrow(0, sum(sizes[: group.group_rank]), own).clone()
     return part
 
@@ -243,7 +183,7 @@ def _all_to_all_through_torch(
     group: GroupFacts, tensor: torch.Tensor, output_splits: Sequence[int], input_splits: Sequence[int]
 ) -> torch.Tensor:
     if not output_splits and not input_splits:
-        output_splits = input_splits = even_splits(tensor.size(0), group.size)
+        output_splits = input_splits = _even_splits(tensor.size(0), group.size)
     exchanged: torch.Tensor = torch.ops._c10d_functional.all_to_all_single(
         tensor, output_splits, input_splits, group.name
     )
@@ -255,20 +195,18 @@ def _all_to_all_through_torch(
 ALL_REDUCE = Collective(
     name="all_reduce",
     function="all_reduce",
-    result=_reduced,
-    check=_check_reduced,
+    result=contiguous_like,
+    check=lambda group, tensor, reduce_op: check_reduction("all_reduce", reduce_op),
     adjoint=Adjoint("all_reduce", lambda shape, reduce_op: (reduce_op,)),
     forms=("_", "_coalesced", "_coalesced_"),
     kind=int(lib.PHX_CALL_ALL_REDUCE),
     reduces=True,
     torch_name="all_reduce",
-    through_torch=_all_reduce_through_torch,
 )
 ALL_GATHER = Collective(
     name="all_gather_into_tensor",
     function="all_gather_tensor",
-    result=_gathered,
-    check=_check_nothing,
+    result=lambda tensor, size: _rows(tensor, size * (tensor.size(0) if tensor.dim() else 1)),
     adjoint=Adjoint("reduce_scatter_tensor", lambda shape, size: ("sum", size), _without_dim),
     forms=("_out", "_coalesced"),
     kind=int(lib.PHX_CALL_ALL_GATHER),
@@ -278,20 +216,19 @@ ALL_GATHER = Collective(
 REDUCE_SCATTER = Collective(
     name="reduce_scatter_tensor",
     function="reduce_scatter_tensor",
-    result=_scattered,
-    check=_check_scattered,
+    result=lambda tensor, reduce_op, size: _rows(tensor, tensor.size(0) // size),
+    check=lambda group, tensor, reduce_op: check_reduction("reduce_scatter_tensor", reduce_op),
     adjoint=Adjoint("all_gather_into_tensor", lambda shape, reduce_op, size: (size,), _divided),
     forms=("_out", "_coalesced"),
     kind=int(lib.PHX_CALL_REDUCE_SCATTER),
     reduces=True,
     torch_name="reduce_scatter_tensor",
-    through_torch=_reduce_scatter_through_torch,
     takes_size=True,
 )
 ALL_GATHER_V = Collective(
     name="all_gather_v",
     function="all_gather_v",
-    result=_gathered_v,
+    result=lambda tensor, sizes: _rows(tensor, sum(sizes)),
     check=_check_gathered_v,
     adjoint=Adjoint("reduce_scatter_v", lambda shape, sizes: ("sum", sizes, shape[0])),
     torch_name="all_gather_into_tensor",
@@ -300,7 +237,7 @@ ALL_GATHER_V = Collective(
 REDUCE_SCATTER_V = Collective(
     name="reduce_scatter_v",
     function="reduce_scatter_v",
-    result=_scattered_v,
+    result=lambda tensor, reduce_op, sizes, own: _rows(tensor, own),
     check=_check_scattered_v,
     adjoint=Adjoint("all_gather_v", lambda shape, reduce_op, sizes, own: (sizes,), _divided),
     reduces=True,
@@ -320,7 +257,7 @@ ALL_TO_ALL = Collective(
 BROADCAST = Collective(
     name="broadcast",
     function="broadcast",
-    result=_contiguous_like,
+    result=contiguous_like,
     check=_check_source,
     adjoint=Adjoint("broadcast_backward", lambda shape, src: (src,)),
     forms=("_",),
@@ -334,7 +271,7 @@ COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_GATHER_V, REDUCE_SCAT
 BROADCAST_BACKWARD = Collective(
     name="broadcast_backward",
     function="broadcast",
-    result=_contiguous_like,
+    result=contiguous_like,
     check=_check_source,
     adjoint=Adjoint("broadcast", lambda shape, src: (src,)),
 )
@@ -404,13 +341,17 @@ def form_of(op: str) -> Form | None:
 
 def fake_kernel(form: Form) -> Callable[..., Any]:
     """The kernel of an op for tensors without data."""
-    result = form.collective.result
+    collective = form.collective
+
+    def result(tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        if collective.reduces:
+            check_reduction(collective.name, args[0])
+        return collective.result(tensor, *args[:-1])
+
     if form.writes:
-        return _gives_nothing
-    if form.takes_list:
-        return lambda tensors, *args: [result(tensor, *args[:-1]) for tensor in tensors]
-    return lambda tensor, *args: result(tensor, *args[:-1])
+        return gives_nothing
+    return (lambda tensors, *args: [result(tensor, *args) for tensor in tensors]) if form.takes_list else result
 
 
-def _gives_nothing(*_: Any, **__: Any) -> None:
-    return None
+def gives_nothing(*_: Any, **__: Any) -> None:
+    """The kernel, for tensors without data, of an op that writes into an argument."""

@@ -10,8 +10,9 @@ from torch.distributed import Work
 from phalanx.collectives import _call_rows, _p2p_streams, _recording
 from phalanx.collectives._errors import fail
 from phalanx.collectives._group_state import GroupState
+from phalanx.collectives._p2p_streams import Message
 from phalanx.collectives._process_group import GroupLike, ensure_initialized, find
-from phalanx.collectives._transport import CoreTransport, Message, transport_for
+from phalanx.collectives._transport import CoreTransport, transport_for
 from phalanx.collectives._work import source_of
 from phalanx.core import ANY_RANK
 
@@ -301,9 +302,9 @@ def _all_started(messages: list[Message]) -> list[Work]:
         ensure_initialized(message.state, message.tensor)
     transports = [transport_for(message.state, message.tensor, by_address=True) for message in messages]
     rows = {
-        i: transport.row(messages[i])
+        i: messages[i]._replace(tensor=transport.memory(messages[i]))
         for i, transport in enumerate(transports)
         if isinstance(transport, CoreTransport) and messages[i].tensor.is_cuda
     }
-    on_streams = dict(zip(rows, _p2p_streams.put(messages[0].state, list(rows.values()), "batch"), strict=True))
+    on_streams = dict(zip(rows, _p2p_streams.put(list(rows.values()), "batch"), strict=True))
     return [on_streams[i] if i in on_streams else transports[i].post(message) for i, message in enumerate(messages)]

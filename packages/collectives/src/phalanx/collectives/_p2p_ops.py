@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import Work
 
 from phalanx.collectives import _p2p, _torch_compat
 from phalanx.collectives._async_tensor import WaitHandle, wrap
+from phalanx.collectives._layout import contiguous_like
 from phalanx.collectives._process_group import GroupLike, find, traced_name
 from phalanx.collectives._registry import state_named
 from phalanx.collectives._torch_compat import constant_in_graphs, is_dynamo_compiling, is_tracing
@@ -26,14 +28,11 @@ _BATCH = "batch_p2p_ops(str[] op_list, int[] peer_list, int[] tag_list, Tensor[]
 
 
 def _isend(tensor: torch.Tensor, dst: int, tag: int, group_name: str) -> torch.Tensor:
-    return _token(tensor, _p2p.isend(tensor.clone(memory_format=torch.contiguous_format), dst, group_name, tag))
+    return _batch(["isend"], [dst], [tag], [tensor], group_name)[0]
 
 
 def _irecv(tensor: torch.Tensor, src: int, tag: int, group_name: str) -> torch.Tensor:
-    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    work = _p2p.irecv(out, src, group_name, tag)
-    _torch_compat.register_work(out, work)
-    return out
+    return _batch(["irecv"], [src], [tag], [tensor], group_name)[0]
 
 
 def _batch(
@@ -44,39 +43,38 @@ def _batch(
     group_name: str,
 ) -> list[torch.Tensor]:
     sends = _check_batch(op_list, peer_list, tag_list, tensors)
-    given = [
-        tensor.clone(memory_format=torch.contiguous_format)
-        if out
-        else torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for out, tensor in zip(sends, tensors, strict=True)
+    buffers = [
+        tensor.clone(memory_format=torch.contiguous_format) if sent else contiguous_like(tensor)
+        for sent, tensor in zip(sends, tensors, strict=True)
     ]
-    messages = zip(sends, given, peer_list, tag_list, strict=True)
+    works = _started(sends, buffers, peer_list, tag_list, group_name)
+    results = []
+    for sent, buffer, work in zip(sends, buffers, works, strict=True):
+        # A token stands for a message that is being sent. A message of the core is sent whether or not its work is
+        # kept; one of gloo ends with its work, so the work is kept with the token.
+        result = buffer.new_empty(0) if sent else buffer
+        if not (sent and isinstance(work, CoreWork)):
+            _torch_compat.register_work(result, work)
+        results.append(result)
+    return results
+
+
+def _started(
+    sends: Sequence[bool],
+    tensors: Sequence[torch.Tensor],
+    peers: Sequence[int],
+    tags: Sequence[int],
+    group: GroupLike,
+) -> list[Work]:
+    messages = zip(sends, tensors, peers, tags, strict=True)
     ops = [
-        _p2p.P2POp(_p2p.isend if out else _p2p.irecv, each, peer, group_name, tag) for out, each, peer, tag in messages
+        _p2p.P2POp(_p2p.isend if sent else _p2p.irecv, tensor, peer, group, tag) for sent, tensor, peer, tag in messages
     ]
-    works = _p2p.batch_isend_irecv(ops)
-    for out, tensor, work in zip(sends, given, works, strict=True):
-        if not out:
-            _torch_compat.register_work(tensor, work)
-    triples = zip(sends, given, works, strict=True)
-    return [_token(tensor, work) if out else tensor for out, tensor, work in triples]
-
-
-def _token(tensor: torch.Tensor, work: Any) -> torch.Tensor:
-    """A tensor that stands for a message that is being sent. A message of the core is sent whether or not its work is
-    kept; one of gloo ends with its work, so the work is kept with the token."""
-    token = tensor.new_empty(0)
-    if not isinstance(work, CoreWork):
-        _torch_compat.register_work(token, work)
-    return token
+    return _p2p.batch_isend_irecv(ops)
 
 
 def _fake_isend(tensor: torch.Tensor, dst: int, tag: int, group_name: str) -> torch.Tensor:
     return tensor.new_empty(0)
-
-
-def _fake_irecv(tensor: torch.Tensor, src: int, tag: int, group_name: str) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
 def _fake_batch(
@@ -88,8 +86,7 @@ def _fake_batch(
 ) -> list[torch.Tensor]:
     sends = _check_batch(op_list, peer_list, tag_list, tensors)
     return [
-        _fake_isend(tensor, 0, 0, "") if out else _fake_irecv(tensor, 0, 0, "")
-        for out, tensor in zip(sends, tensors, strict=True)
+        tensor.new_empty(0) if sent else contiguous_like(tensor) for sent, tensor in zip(sends, tensors, strict=True)
     ]
 
 
@@ -104,18 +101,11 @@ def _check_batch(ops: Sequence[str], peers: Sequence[int], tags: Sequence[int], 
     return [op == "isend" for op in ops]
 
 
-_libraries: list[Any] = []
-
-
 def register() -> None:
-    """Register the ops. A later call does nothing."""
-    if not _libraries:
-        ops: list[tuple[str, Any, Any]] = [
-            (_ISEND, _isend, _fake_isend),
-            (_IRECV, _irecv, _fake_irecv),
-            (_BATCH, _batch, _fake_batch),
-        ]
-        _libraries.append(_torch_compat.add_ops(ops))
+    """Register the ops."""
+    _torch_compat.add_op(_ISEND, _isend, _fake_isend)
+    _torch_compat.add_op(_IRECV, _irecv, contiguous_like)
+    _torch_compat.add_op(_BATCH, _batch, _fake_batch)
 
 
 # ---- functional forms ------------------------------------------------------------------------------------------------
@@ -148,8 +138,7 @@ def isend_inplace(
             tensor, _global("isend_inplace", name, "dst", dst, group_dst), tag, name
         )
         return started
-    work = _p2p.isend(tensor, dst, group, tag, None if group_dst == -1 else group_dst)
-    return _wrapped(tensor, work)
+    return _wrapped(tensor, _p2p.isend(tensor, dst, group, tag, None if group_dst == -1 else group_dst))
 
 
 def irecv_inplace(
@@ -181,8 +170,7 @@ def irecv_inplace(
         return tensor.copy_(torch.ops.phalanx.wait_tensor(coming))
     if src is None and group_src == -1:
         raise ValueError("irecv_inplace: src is missing; give the rank of the sender, or use irecv, which accepts any")
-    work = _p2p.irecv(tensor, src, group, tag, None if group_src == -1 else group_src)
-    return _wrapped(tensor, work)
+    return _wrapped(tensor, _p2p.irecv(tensor, src, group, tag, None if group_src == -1 else group_src))
 
 
 def batch_p2p_ops_inplace(
@@ -222,18 +210,12 @@ def batch_p2p_ops_inplace(
             for op, tensor, each in zip(op_list, tensors, begun, strict=True)
         ]
     sends = _check_batch(op_list, peer_list, tag_list, tensors)
-    messages = zip(sends, tensors, peer_list, tag_list, strict=True)
-    ops = [
-        _p2p.P2POp(_p2p.isend if out else _p2p.irecv, tensor, peer, group_name or None, tag)
-        for out, tensor, peer, tag in messages
-    ]
-    return [_wrapped(tensor, work) for tensor, work in zip(tensors, _p2p.batch_isend_irecv(ops), strict=True)]
+    works = _started(sends, tensors, peer_list, tag_list, group_name or None)
+    return [_wrapped(tensor, work) for tensor, work in zip(tensors, works, strict=True)]
 
 
 def _wrapped(tensor: torch.Tensor, work: Any) -> torch.Tensor:
-    result = wrap(tensor.detach())
-    result._state = WaitHandle.of(work.wait)
-    return result
+    return wrap(tensor.detach(), WaitHandle.of(work.wait))
 
 
 def _name(group: GroupLike, operation: str) -> str:
@@ -241,10 +223,7 @@ def _name(group: GroupLike, operation: str) -> str:
         group = dist.group.WORLD
     if group is None:
         raise ValueError(f"{operation}: there is no default group; call torch.distributed.init_process_group first")
-    if is_dynamo_compiling():
-        traced: str = traced_name(group, "", operation)
-        return traced
-    return find(group, "", operation).name
+    return traced_name(group, "", operation) if is_dynamo_compiling() else find(group, "", operation).name
 
 
 def _global(operation: str, name: str, argument: str, rank: int | None, group_rank: int) -> int:
@@ -254,8 +233,7 @@ def _global(operation: str, name: str, argument: str, rank: int | None, group_ra
         return rank
     if rank is not None:
         raise ValueError(f"{operation}: {argument} and group_{argument} are both given; give only one of them")
-    found: int = _global_rank(name, group_rank)
-    return found
+    return _global_rank(name, group_rank)
 
 
 @constant_in_graphs

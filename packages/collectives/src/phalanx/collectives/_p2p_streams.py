@@ -14,28 +14,29 @@ from phalanx.collectives._work import StreamWork
 from phalanx.core import check, ffi, lib
 
 
-class Row(NamedTuple):
-    """A message.
+class Message(NamedTuple):
+    """A message whose arguments were checked.
 
     Attributes:
-        sends: Or receives.
-        memory: Contiguous, on a GPU.
-        peer: The other rank within the group.
-        tag: That of the other side.
+        sends: Whether it is sent, or received.
+        tensor: An ordinary tensor, contiguous where it is written.
+        peer: The other rank within the group, or ANY_RANK.
+        tag: Tells messages apart.
+        state: The group.
     """
 
     sends: bool
-    memory: torch.Tensor
+    tensor: torch.Tensor
     peer: int
     tag: int
+    state: GroupState
 
 
-def put(state: GroupState, rows: Sequence[Row], which: Hashable) -> list[Work]:
+def put(messages: Sequence[Message], which: Hashable) -> list[Work]:
     """Send and receive messages as one batch, after the work on the current stream, and return at once.
 
     Args:
-        state: A group whose GPUs the core serves.
-        rows: The messages, all on one GPU; there may be none.
+        messages: Of one group whose GPUs the core serves, with contiguous tensors on one GPU; there may be none.
         which: Chooses the stream: the same stream for the same value.
 
     Returns:
@@ -45,29 +46,30 @@ def put(state: GroupState, rows: Sequence[Row], which: Hashable) -> list[Work]:
         ValueError: The tensors are on several GPUs.
         PhalanxError: The messages could not be put on the stream.
     """
-    if not rows:
+    if not messages:
         return []
+    state, device = messages[0].state, messages[0].tensor.device
     assert state.core is not None
-    device = rows[0].memory.device
-    for row in rows:
-        if row.memory.device != device:
+    for message in messages:
+        if message.tensor.device != device:
             raise ValueError(
                 f"batch_isend_irecv on group '{state.name}': the batch has tensors on {device} and "
-                f"{row.memory.device}; all must be on the same GPU"
+                f"{message.tensor.device}; all must be on the same GPU"
             )
-    listed = ffi.new("phx_message[]", [_fields(row) for row in rows])
+    listed = ffi.new("phx_message[]", [_fields(message) for message in messages])
     with state.side_streams.stream(device, which) as stream:
         options, _gpu = options_on(device)
-        check(lib.phx_messages(state.core.pointer, listed, len(rows), options))
-        for row in rows:
-            row.memory.record_stream(stream)  # so that it is not freed before, whatever drops it
-            if not row.sends and not row.memory.is_inference():
-                increment_version(row.memory)
-        return [StreamWork(device) for _ in rows]
+        check(lib.phx_messages(state.core.pointer, listed, len(messages), options))
+        for message in messages:
+            message.tensor.record_stream(stream)  # so that it is not freed before, whatever drops it
+            if not message.sends and not message.tensor.is_inference():
+                increment_version(message.tensor)
+        return [StreamWork(device) for _ in messages]
 
 
-def _fields(row: Row) -> tuple[object, ...]:
-    code, lanes, _ = reductions.element_type(row.memory.dtype)
-    kind = lib.PHX_MESSAGE_SEND if row.sends else lib.PHX_MESSAGE_RECV
-    address = ffi.cast("void *", row.memory.data_ptr())
-    return (ffi.sizeof("phx_message"), kind, address, row.memory.numel() * lanes, code, row.peer, row.tag, 0)
+def _fields(message: Message) -> tuple[object, ...]:
+    sends, tensor, peer, tag, _ = message
+    code, lanes, _ = reductions.element_type(tensor.dtype)
+    kind = lib.PHX_MESSAGE_SEND if sends else lib.PHX_MESSAGE_RECV
+    address = ffi.cast("void *", tensor.data_ptr())
+    return ffi.sizeof("phx_message"), kind, address, tensor.numel() * lanes, code, peer, tag, 0

@@ -1,6 +1,5 @@
 """All the forms of a group argument, and the state of the group that each means."""
 
-from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -22,12 +21,6 @@ _ACCEPTED = (
     "list of global ranks, the name of a process group, a phalanx.core.Group, or None for the default group"
 )
 _NO_GROUPS = "there are no process groups; call torch.distributed.init_process_group first"
-
-
-def _not_1d(operation: str, dims: int) -> str:
-    return (
-        f"{operation}: the group is a DeviceMesh of {dims} dims; pass (mesh, dim), or a mesh of one dim: mesh['name']"
-    )
 
 
 # ---- in eager mode ---------------------------------------------------------------------------------------------------
@@ -102,11 +95,15 @@ def process_group_of(group: Any, tag: str = "", *, operation: str = "process_gro
         return _group_of_ranks(_own_ranks(group, operation), tag, operation)
     if isinstance(group, DeviceMesh):
         if group.ndim != 1:
-            raise AssertionError(_not_1d(operation, group.ndim))
+            raise AssertionError(
+                f"{operation}: the group is a DeviceMesh of {group.ndim} dims; pass (mesh, dim), or a mesh of one dim: "
+                "mesh['name']"
+            )
         return group.get_group()
     if isinstance(group, tuple):
         if len(group) != 2 or not isinstance(group[0], DeviceMesh) or type(group[1]) not in (int, str):
-            raise ValueError(f"{operation}: a tuple as group must be (DeviceMesh, dim), not {_kinds(group)}")
+            kinds = ", ".join(type(value).__name__ for value in group)
+            raise ValueError(f"{operation}: a tuple as group must be (DeviceMesh, dim), not ({kinds})")
         mesh, dim = group
         if isinstance(dim, str):
             names = mesh.mesh_dim_names or ()
@@ -128,10 +125,6 @@ def process_group_of(group: Any, tag: str = "", *, operation: str = "process_gro
             "GroupMember.NON_GROUP_MEMBER; call it only on the ranks that are in the group"
         )
     raise ValueError(f"{operation}: {type(group).__name__} is not a valid type for a group; {_ACCEPTED}")
-
-
-def _kinds(values: Sequence[Any]) -> str:
-    return f"({', '.join(type(value).__name__ for value in values)})"
 
 
 def _own_ranks(group: list[Any], operation: str) -> list[int]:
@@ -217,16 +210,8 @@ def traced_name(group: Any, tag: str, operation: str) -> str:
     """The name of a group, for a graph."""
     if isinstance(group, str):
         return group
-    if group is None:
-        of_all: str = _name_of_default(operation)
-        return of_all
-    if isinstance(group, Group):
-        of_core: str = _name_of_core(group, operation)
-        return of_core
-    if isinstance(group, list):
-        ranks = tuple(tuple(each) if isinstance(each, list) else each for each in group)
-        listed: str = _name_of_ranks(ranks, tag, operation)
-        return listed
+    if group is None or isinstance(group, (Group, list)):
+        return _name_of(group, tag if isinstance(group, list) else "", operation)
     if isinstance(group, dist.ProcessGroup):
         name: str = group.group_name
     elif isinstance(group, DeviceMesh):
@@ -239,23 +224,12 @@ def traced_name(group: Any, tag: str, operation: str) -> str:
         name = group[0].get_group(group[1]).group_name
     else:
         raise ValueError(f"{operation}: the group has no valid type; {_ACCEPTED}")
-    tagged: str = _name_with_tag(name, tag, operation) if tag else name
-    return tagged
+    return _name_with_tag(name, tag, operation) if tag else name
 
 
 @_torch_compat.constant_in_graphs
-def _name_of_ranks(ranks: tuple[Any, ...], tag: str, operation: str) -> str:
-    return find([list(each) if isinstance(each, tuple) else each for each in ranks], tag, operation).name
-
-
-@_torch_compat.constant_in_graphs
-def _name_of_default(operation: str) -> str:
-    return find(None, "", operation).name
-
-
-@_torch_compat.constant_in_graphs
-def _name_of_core(group: Group, operation: str) -> str:
-    return find(group, "", operation).name
+def _name_of(group: GroupLike, tag: str, operation: str) -> str:
+    return find(group, tag, operation).name
 
 
 @_torch_compat.constant_in_graphs

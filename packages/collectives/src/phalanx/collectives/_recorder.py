@@ -19,10 +19,11 @@ from phalanx.collectives._cuda import options_on
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import joined_at, parts_first
 from phalanx.collectives._op_table import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Collective
-from phalanx.collectives._transport import Message, transport_for
+from phalanx.collectives._p2p_streams import Message
+from phalanx.collectives._transport import transport_for
 from phalanx.collectives._work import CompositeWork, CoreWork, DeferredWork, StreamWork
 from phalanx.collectives.profiling import shown
-from phalanx.core import Group, RevokedError, check, ffi, lib
+from phalanx.core import RevokedError, check, ffi, lib
 
 # What a call reads and writes; and, from when it was called, the version of what it reads, if that has one, and where
 # the two are, if they have memory.
@@ -55,15 +56,7 @@ def _count_versions(tensors: list[torch.Tensor]) -> None:
 
 
 class Recorder:
-    """The calls of one body on one group.
-
-    Args:
-        group: The group.
-
-    Attributes:
-        group: The group.
-        work: The work of all of them.
-    """
+    """The calls of one body on one group, and `work`, that of all of them."""
 
     def __init__(self, group: GroupState) -> None:
         self.group = group
@@ -86,30 +79,18 @@ class Recorder:
     # ---- in the body -------------------------------------------------------------------------------------------------
 
     def record(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-        """Record a functional collective.
-
-        Args:
-            collective: Its record.
-            tensor, args: Its arguments but the group, checked.
-
-        Returns:
-            Its result, of no use before the body is left.
-        """
+        """Record a functional collective, given its arguments but the group, checked. Its result is of no use before
+        the body is left."""
         source = _call_rows.waited(tensor)
         out: torch.Tensor = collective.result(source, *args)
         self._add(collective, source, out, args)
         return self._pending(out)
 
     def write(self, collective: Collective, target: torch.Tensor, argument: Any) -> None:
-        """Record a collective in place.
-
-        Args:
-            collective: Its record.
-            target: What it reads and writes.
-            argument: Its other argument, checked.
+        """Record a collective in place, given its other argument, checked.
 
         Raises:
-            RuntimeError: It needs a gradient, or was recorded before.
+            RuntimeError: It needs a gradient.
         """
         if target.requires_grad and torch.is_grad_enabled():
             raise RuntimeError(
@@ -119,12 +100,9 @@ class Recorder:
         self.write_into(collective, target, target, argument)
 
     def write_into(self, collective: Collective, out: torch.Tensor, tensor: torch.Tensor, *args: Any) -> None:
-        """Record a collective whose result goes into a tensor of the caller.
+        """Record a collective, given its arguments but the group, checked, with its result in `out`.
 
-        Args:
-            collective: Its record.
-            out: Has as many elements as the result, in the same order; its shape does not matter.
-            tensor, args: Its arguments but the group, checked.
+        This tensor of the caller has as many elements as the result, in the same order; its shape does not matter.
         """
         if self._quick(collective, tensor, out, args):
             self._written.append(out)
@@ -143,8 +121,7 @@ class Recorder:
 
     def joined(self, gathered: torch.Tensor, dim: int) -> torch.Tensor:
         """The result of a recorded all_gather, joined along another dim than 0."""
-        apply: Any = _Joined.apply
-        result: torch.Tensor = apply(self, gathered, dim)
+        result: torch.Tensor = _Joined.apply(self, gathered, dim)  # type: ignore[no-untyped-call]
         return result
 
     def _joined(self, gathered: torch.Tensor, dim: int) -> torch.Tensor:
@@ -261,10 +238,7 @@ class Recorder:
         self._results.clear()
 
     def issue(self, blocking: bool) -> None:
-        """Start all that was recorded.
-
-        Args:
-            blocking: Also wait until it is complete.
+        """Start all that was recorded; if `blocking`, also wait until it is complete.
 
         Raises:
             RuntimeError: An input was changed in the body; nothing was sent.
@@ -323,28 +297,22 @@ class Recorder:
             rows = _call_rows.packed(self._rows, count)
             assert core is not None
             begin = partial(lib.phx_coalesced, core.pointer, rows, count, ffi.NULL)
-            with shown("coalesced", *self._on(False), core, name=self.group.name):
+            on_cpu = [call for call in self._calls if not call[1].is_cuda]
+            sources, targets = [call[0] for call in on_cpu], [call[1] for call in on_cpu]
+            with shown("coalesced", sources, targets, core, name=self.group.name):
                 self._works.append(CoreWork(begin, (*self._kept, *self._calls), self.group.ranks))
         for device, rows in self._rows_on.items():
             assert core is not None
-            self._put_on_stream(core, device, rows)
+            count = len(rows) // _call_rows.FIELDS
+            options, _gpu = options_on(device)
+            check(lib.phx_coalesced(core.pointer, _call_rows.packed(rows, count), count, options, ffi.NULL))
+            self._works.append(StreamWork(device))
         if self._written:
             _count_versions(self._written)
         self._after[:0] = [begin() for begin in self._singles]
         for message in self._messages:
             message.begin()
             self._works.append(message)
-
-    def _put_on_stream(self, core: Group, device: torch.device, rows: list[int]) -> None:
-        count = len(rows) // _call_rows.FIELDS
-        options, _gpu = options_on(device)
-        check(lib.phx_coalesced(core.pointer, _call_rows.packed(rows, count), count, options, ffi.NULL))
-        self._works.append(StreamWork(device))
-
-    def _on(self, gpus: bool) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The tensors that the calls on GPUs, or the other calls, read and write."""
-        calls = [call for call in self._calls if call[1].is_cuda == gpus]
-        return [call[0] for call in calls], [call[1] for call in calls]
 
     def _give_sources(self) -> None:
         """Let broadcasts from here send their sources, which others can perhaps read where they lie, not the copies.

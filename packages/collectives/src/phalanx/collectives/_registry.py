@@ -21,12 +21,7 @@ from phalanx.collectives import _library, _torch_compat
 from phalanx.collectives._bootstrap import Bootstrap, FirstFailure, StoreInUse
 from phalanx.collectives._group_state import GroupState, tell
 from phalanx.collectives._work import complete_works
-from phalanx.core import (
-    CallbackStore,
-    Group,
-    UnsupportedError,
-    World,
-)
+from phalanx.core import CallbackStore, Group, UnsupportedError, World
 from phalanx.core.timeouts import milliseconds
 from phalanx.core.world import abort_after_error
 
@@ -36,13 +31,7 @@ _MAX_WORLD_SIZE = 4096  # of the core
 
 
 class Rank:
-    """One rank: the core's world, made when its first group is.
-
-    Args:
-        rank: Its number in that world.
-        size: How many numbers there are.
-        timeout_ms: The default of groups that have none of their own.
-    """
+    """One rank of `size`: the core's world, made when its first group is. The timeout is that of groups without one."""
 
     def __init__(self, rank: int, size: int, timeout_ms: int) -> None:
         self.rank = rank
@@ -52,14 +41,9 @@ class Rank:
         self._timeout_ms = timeout_ms
         self._lock = threading.RLock()
         self._world: World | None = None
-        self._watch: tuple[Any, ...] = ()
+        self.watch: tuple[Any, ...] = ()
         self.default_id = 0
         _live.add(self)
-
-    def end_with(self, default_group: dist.ProcessGroup) -> None:
-        """Leave the world when that group ends."""
-        self.default_id = id(default_group)
-        self._watch = watch(default_group, lambda: _end_rank(self))
 
     def world(self) -> World:
         """The core's world, made at the first call."""
@@ -137,8 +121,10 @@ def rank_of_default() -> Rank | None:
 
 
 def _add_rank(default: dist.ProcessGroup, rank: Rank) -> None:
-    _ranks[id(default)] = rank
-    rank.end_with(default)
+    """Let a rank serve the groups of a default group, until that ends."""
+    rank.default_id = id(default)
+    _ranks[rank.default_id] = rank
+    rank.watch = watch(default, lambda: _end_rank(rank))
 
 
 def rank_of(
@@ -148,14 +134,7 @@ def rank_of(
 
     Groups that torch made of ranks of the default group share its world. A group made by hand, or by an elastic
     manager, may have ranks of several default groups or of none, in any order: it has a world of its own, in which its
-    ranks have the numbers that the group gives them. Its owner closes it.
-
-    Args:
-        ranks: Numbers of the ranks of the group, in order.
-        position: Of the caller among them.
-        store: Torch's, of the group.
-        timeout_ms: Of the group.
-        by_hand: Whether it is known to be one that was made by hand.
+    ranks have the numbers that the group gives them. Its owner closes it. `by_hand` says that it is known to be one.
     """
     default = dist.group.WORLD
     if default is None or by_hand or not _is_of_default(ranks, position, store):
@@ -205,8 +184,6 @@ def _is_of_default(ranks: Sequence[int], position: int, store: Any) -> bool:
 class _ProcessGroupState(GroupState):
     """The state of a group of torch.distributed."""
 
-    __slots__ = ("_by_hand", "_default_id", "_failure", "_group", "_lock", "_rank", "_rank_is_own", "_watch")
-
     def __init__(self, group: dist.ProcessGroup, name: str) -> None:
         connection = connections.get(name)  # it knows the ranks of a group that was reconfigured
         ranks = _torch_compat.ranks_of(group) if connection is None else connection.ranks
@@ -237,7 +214,7 @@ class _ProcessGroupState(GroupState):
         group = self._group()
         if group is not None and _states.get(id(group)) is self:
             ready[id(group)] = self
-            if _torch_compat.is_ordinary(group):  # names of threaded groups are per thread
+            if type(group) is dist.ProcessGroup:  # names of the threaded groups of torch's tests are per thread
                 ready[self.op_name] = self
         else:  # destroyed meanwhile
             self.release()
@@ -249,7 +226,7 @@ class _ProcessGroupState(GroupState):
             return None
         if connection is not None:  # of the backend `phalanx`: its group of the core
             return connection.group(connection.timeout_ms)
-        if not _torch_compat.is_ordinary(group) or _torch_compat.backends_of(group) - _BACKENDS:
+        if type(group) is not dist.ProcessGroup or _torch_compat.backends_of(group) - _BACKENDS:
             return None
         base = _torch_compat.store_of(group)
         timeout_ms = _torch_compat.timeout_ms_of(group) or milliseconds(base.timeout)
@@ -288,11 +265,8 @@ def members(ranks: Sequence[int]) -> str:
 
 
 def watch(group: dist.ProcessGroup, gone: Callable[[], None]) -> tuple[Any, ...]:
-    """Call `gone` when torch.distributed forgets the group, or the group dies. May call it more than once.
-
-    Returns:
-        What must be kept for that.
-    """
+    """Call `gone` when torch.distributed forgets the group, or the group dies, as long as the result is kept. May call
+    it more than once."""
 
     def call(_: Any, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if not finalizing():
@@ -315,10 +289,7 @@ ready: dict[int | str, GroupState] = {}
 def state_of(group: dist.ProcessGroup, name: str | None = None, operation: str = "a collective") -> GroupState:
     """The state of a process group; a new one, undecided, the first time. Not collective.
 
-    Args:
-        group: The process group.
-        name: The name by which torch has found it; None: its own.
-        operation: The name of the function that was called, with which the text of an error begins.
+    `name` is that by which torch has found it, if not its own. The text of an error begins with `operation`.
 
     Raises:
         ValueError: The group was destroyed, or this rank is not in it.
@@ -356,11 +327,7 @@ def state_of_core(group: Group) -> GroupState:
 
 
 def state_named(name: str, operation: str = "a collective") -> GroupState:
-    """The state of the group of that name in this rank. Not collective.
-
-    Args:
-        name: The name of the process group, or of a core group.
-        operation: As for `state_of`.
+    """The state of the process group, or core group, of that name in this rank. Not collective.
 
     Raises:
         ValueError: There is none.

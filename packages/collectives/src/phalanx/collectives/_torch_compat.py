@@ -4,7 +4,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any, TypeVar, cast
 
@@ -87,39 +87,35 @@ def below_autograd(keys: Any) -> Any:
 BelowAutograd: Any = torch._C._AutoDispatchBelowAutograd  # a context manager; read in 2.11 to 2.13
 
 
-def fragment(namespace: str) -> Any:
-    """A library that adds to a namespace of ops. What is registered through it lives as long as it."""
+_libraries: dict[tuple[str, str], Any] = {}  # what is registered through them lives as long as they
+
+
+def library(namespace: str, kind: str = "FRAGMENT") -> Any:
+    """What adds to a namespace of ops."""
     make: Any = torch.library.Library  # public, without types
-    return make(namespace, "FRAGMENT")
+    if (namespace, kind) not in _libraries:
+        _libraries[namespace, kind] = make(namespace, kind)
+    return _libraries[namespace, kind]
 
 
-def implement(library: Any, name: str, kernel: Callable[..., Any], key: str, with_keys: bool = False) -> None:
+def implement(to: Any, name: str, kernel: Callable[..., Any], key: str, with_keys: bool = False) -> None:
     """Register a kernel of an op. Read in 2.11 to 2.13 for `with_keys`: the kernel gets the dispatch key set first."""
-    library.impl(name, kernel, key, with_keyset=with_keys)
+    to.impl(name, kernel, key, with_keyset=with_keys)
 
 
-def fall_through(library: Any, name: str, key: str) -> None:
+def fall_through(to: Any, name: str, key: str) -> None:
     """Let an op pass over a dispatch key. Read in 2.13."""
-    library.impl(name, torch.library.fallthrough_kernel, key)
+    to.impl(name, torch.library.fallthrough_kernel, key)
 
 
-def add_ops(ops: Iterable[tuple[str, Callable[..., Any], Callable[..., Any]]]) -> Any:
-    """Define ops of torch.ops.phalanx that stay in graphs though their results are not used.
-
-    Args:
-        ops: The schema of each, its kernel, and what it does to tensors without data.
-
-    Returns:
-        What must be kept.
-    """
-    library = fragment("phalanx")
-    for schema, kernel, fake in ops:
-        name = schema.partition("(")[0]
-        library.define(schema)
-        implement(library, name, kernel, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
-        keep_in_graphs(getattr(torch.ops.phalanx, name).default)
-    return library
+def add_op(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Define an op of torch.ops.phalanx that stays in graphs though its result is not used. `fake` is its kernel for
+    tensors without data."""
+    ours, name = library("phalanx"), schema.partition("(")[0]
+    ours.define(schema)
+    implement(ours, name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"phalanx::{name}", fake, lib=ours)
+    keep_in_graphs(getattr(torch.ops.phalanx, name).default)
 
 
 def register_functionalization(op: Any, kernel: Callable[..., Any]) -> None:
@@ -138,11 +134,6 @@ def is_tracing() -> bool:
 def keep_in_graphs(op: Any) -> None:
     """Keep an op in a graph though its result is not used. Read in 2.11 to 2.13."""
     torch.fx.node.has_side_effect(op)
-
-
-def aliases_argument(op: Any) -> bool:
-    """Whether the schema of an op says that its first result is its first argument, or a view of it. Read in 2.13."""
-    return op._schema.arguments[0].alias_info is not None and op._schema.returns[0].alias_info is not None
 
 
 def is_view(op: Any) -> bool:
@@ -176,12 +167,7 @@ def is_registered(group: dist.ProcessGroup) -> bool:
 
     torch.distributed knows it, or it has a name by which ops find it.
     """
-    if group in _c10d._world.pg_map:
-        return True
-    try:
-        return group_named(group.group_name) is group
-    except RuntimeError:  # it has no name
-        return False
+    return is_known(group) or group_named(name_of(group)) is group
 
 
 def is_known(group: dist.ProcessGroup) -> bool:
@@ -272,11 +258,6 @@ def backends_of(group: dist.ProcessGroup) -> set[str]:
     return {part.rpartition(":")[2] for part in str(config).split(",")}
 
 
-def is_ordinary(group: dist.ProcessGroup) -> bool:
-    """Whether the group is torch's own class; the threaded groups of torch's tests are not. Read in 2.13."""
-    return type(group) is dist.ProcessGroup
-
-
 def tag_of(group: dist.ProcessGroup) -> str:
     """The tag of a group. Read in 2.11 to 2.13."""
     return str(_c10d._get_group_tag(group))
@@ -357,8 +338,6 @@ def coalesce_state() -> dict[dist.ProcessGroup, list[Any]]:
 # The timeout of an options object without one: kUnsetTimeout, the default of the group.
 UNSET = timedelta(milliseconds=-1)
 
-_kept: list[Any] = []  # what is registered lives as long as it
-
 
 def give_tensors_as_they_are() -> None:
     """Let torch's ops of process groups give tensors with the conjugate or negative bit to a backend. Read in 2.13.
@@ -366,15 +345,12 @@ def give_tensors_as_they_are() -> None:
     Torch's own rule for these bits gives the backend a plain copy, and does not copy the result back: what is called in
     place would write nothing. Does nothing the second time.
     """
-    if _kept:
+    if ("c10d", "IMPL") in _libraries:
         return
-    make: Any = torch.library.Library  # public, without types
-    library = make("c10d", "IMPL")
-    _kept.append(library)
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("c10d::"):
             for key in ("Conjugate", "Negative"):
-                library.impl(name.removeprefix("c10d::"), torch.library.fallthrough_kernel, key)
+                fall_through(library("c10d", "IMPL"), name.removeprefix("c10d::"), key)
 
 
 def backend_of(group: dist.ProcessGroup, name: str) -> Any:
@@ -401,12 +377,7 @@ def join_backends(options: Any, cpu: Any, nccl_options: Any) -> Any:
     """A process group with one backend for the CPU, and NCCL for GPUs where this host has it. Read in 2.13.
 
     Torch takes it as it is for the group that it makes, and asks no other backend of it: so NCCL is in it whether or
-    not the caller named it.
-
-    Args:
-        options: Torch's description of the group.
-        cpu: A Backend; None: torch's gloo, which is made here. Collective then.
-        nccl_options: What the caller gave for NCCL; None for torch's defaults.
+    not the caller named it. Where `cpu` is None, torch's gloo is made here, and the call is collective.
     """
     kinds = dist.ProcessGroup.BackendType
     group: Any = dist.ProcessGroup(options.store, options.group_rank, options.group_size)

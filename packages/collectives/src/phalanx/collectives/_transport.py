@@ -1,68 +1,34 @@
 """The transports of a group, the core and the back end of its process group, and the choice between them."""
 
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import increment_version
 from torch.distributed import Work
 
-from phalanx.collectives import _call_rows, _p2p_streams, _torch_compat, reductions
+from phalanx.collectives import _call_rows, _p2p_streams, _torch_compat
 from phalanx.collectives._cuda import stream_kwargs
 from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._op_table import Collective
+from phalanx.collectives._p2p_streams import Message
 from phalanx.collectives._registry import state_named
 from phalanx.collectives._work import CoreWork
 from phalanx.collectives.profiling import shown
+from phalanx.collectives.reductions import check_reduction, element_type
 from phalanx.core import ANY_RANK, Group, PeerDeadError, ffi, lib
 
 
-class Message(NamedTuple):
-    """A message whose arguments were checked.
-
-    Attributes:
-        sends: Whether it is sent, or received.
-        tensor: An ordinary tensor, contiguous where it is written.
-        peer: The other rank within the group, or ANY_RANK.
-        tag: Tells messages apart.
-        state: The group.
-    """
-
-    sends: bool
-    tensor: torch.Tensor
-    peer: int
-    tag: int
-    state: GroupState
-
-
-class Transport(Protocol):
-    """The transport that serves a group for a tensor."""
-
-    def start(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-        """Start a collective; what it gives may be pending.
-
-        Args:
-            collective: Its record.
-            tensor: What it reads.
-            args: The other arguments of its op but the last one, the name of the group.
-        """
-
-    def barrier(self, tensor: torch.Tensor) -> None:
-        """Wait until all ranks have come. The tensor says by its device which of them is meant; with a GPU too, it
-        returns when they have."""
-
-    def post(self, message: Message) -> Work:
-        """Send or receive a message, and return at once."""
-
-
-class CoreTransport:
-    """The core."""
-
-    __slots__ = ("state",)
+class _Transport:
+    """What serves a group."""
 
     def __init__(self, state: GroupState) -> None:
         self.state = state
+
+
+class CoreTransport(_Transport):
+    """The core."""
 
     @property
     def _core(self) -> Group:
@@ -71,10 +37,12 @@ class CoreTransport:
         return core
 
     def start(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        """Start a collective on the arguments of its op but the name of the group; what it gives may be pending."""
         started: torch.Tensor = getattr(torch.ops.phalanx, collective.name)(tensor, *args, self.state.op_name)
         return started
 
     def barrier(self, tensor: torch.Tensor) -> None:
+        """Wait on the host until all ranks have come, also for a GPU. Only the device of the tensor counts."""
         if tensor.is_cpu:
             self._core.barrier()
             return
@@ -93,15 +61,12 @@ class CoreTransport:
         assert memory is not None
         return memory.contiguous() if message.sends else memory
 
-    def row(self, message: Message) -> _p2p_streams.Row:
-        """A message on a GPU, for a stream."""
-        return _p2p_streams.Row(message.sends, self.memory(message), message.peer, message.tag)
-
     def post(self, message: Message) -> Work:
+        """Send or receive a message, and return at once."""
         memory = self.memory(message)
         if memory.is_cuda:
-            return _p2p_streams.put(self.state, [self.row(message)], (message.sends, message.peer))[0]
-        code, lanes, _ = reductions.element_type(memory.dtype)
+            return _p2p_streams.put([message._replace(tensor=memory)], (message.sends, message.peer))[0]
+        code, lanes, _ = element_type(memory.dtype)
         function = lib.phx_send if message.sends else lib.phx_recv
         address = ffi.cast("void *", memory.data_ptr())
         count = memory.numel() * lanes
@@ -114,13 +79,8 @@ class CoreTransport:
         return work
 
 
-class C10dTransport:
-    """The back end of the process group, by torch.distributed."""
-
-    __slots__ = ("state",)
-
-    def __init__(self, state: GroupState) -> None:
-        self.state = state
+class C10dTransport(_Transport):
+    """The back end of the process group, by torch.distributed. Its methods do what those of CoreTransport do."""
 
     def _name(self) -> str:
         """The name by which torch finds the group.
@@ -143,6 +103,8 @@ class C10dTransport:
 
     def start(self, collective: Collective, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
         tensor, name = tensor.contiguous(), self._name()
+        if collective.reduces:
+            args = check_reduction(collective.name, args[0]), *args[1:]
         if collective.through_torch is not None:
             return collective.through_torch(self.state, tensor, *args)
         started: torch.Tensor = getattr(torch.ops._c10d_functional, collective.torch_name)(tensor, *args, name)
@@ -164,21 +126,20 @@ class C10dTransport:
         group = self._process_group()
         if message.sends:
             work = dist.isend(message.tensor.contiguous(), group=group, tag=message.tag, group_dst=message.peer)
-        elif message.peer == ANY_RANK:
-            work = dist.irecv(message.tensor, group=group, tag=message.tag)
         else:
-            work = dist.irecv(message.tensor, group=group, tag=message.tag, group_src=message.peer)
+            source = None if message.peer == ANY_RANK else message.peer
+            work = dist.irecv(message.tensor, group=group, tag=message.tag, group_src=source)
         assert work is not None
         return work
+
+
+Transport = CoreTransport | C10dTransport
 
 
 def transport_for(state: GroupState, tensor: torch.Tensor, *, by_address: bool = False) -> Transport:
     """The transport of a group for a tensor. The ranks have met; before that, a CPU tensor counts as the core's.
 
-    Args:
-        state: The group.
-        tensor: What is moved.
-        by_address: Whether the core would be given the memory of the tensor, as for messages, and not the tensor.
+    With `by_address`, the core would be given the memory of the tensor, as for messages, and not the tensor.
     """
     served = state.serves(tensor) and (not by_address or _call_rows.memory_of(tensor, state.on_gpus) is not None)
     return CoreTransport(state) if served else C10dTransport(state)

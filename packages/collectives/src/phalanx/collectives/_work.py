@@ -37,12 +37,6 @@ def _sweep() -> None:
             lib.phx_work_release(work)
 
 
-def parked_count() -> int:
-    """How many dropped works are not complete. Not collective."""
-    _sweep()
-    return len(_parked)
-
-
 _MESSAGE_MS = 5000  # what a message that nobody has waited for gets at the end of the process
 _made: list[bool] = []  # not empty: there were works
 
@@ -157,11 +151,7 @@ class CoreWork(Uncopied, Work):
 
 
 class StreamWork(Work):
-    """Work that was put on the current stream of a GPU. A later call on the group raises an error of it.
-
-    Args:
-        device: With its index.
-    """
+    """Work that was put on the current stream of a GPU. A later call on the group raises an error of it."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -180,24 +170,17 @@ class StreamWork(Work):
         """Whether the stream has come past it. Never blocks."""
         return self._mark.query()
 
-    def is_success(self) -> bool:
-        """As `is_completed`."""
-        return self._mark.query()
+    is_success = is_completed
 
-    def exception(self) -> Any:
-        """None."""
-        return None
+    def exception(self) -> None:
+        """Always None."""
 
 
 _OPEN, _ISSUED, _DONE, _DROPPED = "open", "issued", "done", "dropped"
 
 
 class CompositeWork(Work):
-    """The work of all collectives and messages that one coalescing manager has recorded.
-
-    Args:
-        group: The name of the group.
-    """
+    """The work of all collectives and messages that one coalescing manager has recorded on the group of that name."""
 
     def __init__(self, group: str) -> None:
         super().__init__()
@@ -210,13 +193,8 @@ class CompositeWork(Work):
         self._lock = threading.RLock()
 
     def issued(self, works: list[Work], finish: list[Callable[[], Any]], kept: Any) -> None:
-        """Its parts have been started.
-
-        Args:
-            works: Their works.
-            finish: What is left to be done, in order, when these are complete.
-            kept: What lives until then.
-        """
+        """Its parts have been started. `finish` is what is left to be done when these are complete, and `kept` lives
+        until then."""
         self._works, self._finish, self._kept, self._state = works, finish, kept, _ISSUED
 
     def failed(self, error: BaseException) -> None:
@@ -290,12 +268,7 @@ class CompositeWork(Work):
 
 
 class DeferredWork(Work):
-    """The work of a message that is sent or received at the end of a body.
-
-    Args:
-        start: Sends or receives it, and gives its work.
-        refuse: Raises, as long as the body has not been left.
-    """
+    """The work of a message that `start` sends or receives at the end of a body; `refuse` raises before that."""
 
     def __init__(self, start: Callable[[], Work], refuse: Callable[[], None]) -> None:
         super().__init__()

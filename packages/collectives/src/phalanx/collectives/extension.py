@@ -224,7 +224,9 @@ def _compile(path: Path, sources: Sequence[Path], flags: Iterable[str], without:
         units = [f"unit{i}" for i in range(count)]  # stable names, for compiler caches
         for i, unit in enumerate(units):
             Path(scratch, f"{unit}.cpp").write_text("".join(f'#include "{source}"\n' for source in sources[i::count]))
-        _announce(path)
+        # It takes a while, so say it. Without a handler of its own, logging prints it on stderr.
+        name = path.name.split("-")[0]
+        log.warning("compiling %s for torch %s, about a minute, once: %s", name, torch.__version__, path)
         linked = Path(scratch, path.name)
         objects = [f"{unit}.o" for unit in units]
         libraries = [f"-L{home / 'lib'}", "-ltorch_cpu", "-ltorch_python", "-lc10"]
@@ -232,11 +234,6 @@ def _compile(path: Path, sources: Sequence[Path], flags: Iterable[str], without:
         _run(compiler, scratch, [["-shared", "-o", linked.name, *objects, *libraries]])
         linked.chmod(0o700)
         linked.replace(path)  # atomic: other processes may look for it, or build it too
-
-
-def _announce(path: Path) -> None:
-    """Say before each compilation that it takes a while. Without a handler of its own, logging prints it on stderr."""
-    log.warning("compiling %s for torch %s, about a minute, once: %s", path.name.split("-")[0], torch.__version__, path)
 
 
 def _run(compiler: str, scratch: str, commands: Sequence[Sequence[str]]) -> None:

@@ -57,12 +57,9 @@ def _key() -> list[str]:
 def _flags() -> list[str]:
     """The flags for phalanx/phalanx.h, in the installed package or in the source tree."""
     folders = [Path(folder) for folder in phalanx.core.__path__]
-    for candidate in (
-        *(folder / "include" for folder in folders),
-        *(folder.parents[2] / "include" for folder in folders),
-    ):
-        if (candidate / "phalanx" / "phalanx.h").is_file():
-            return ["-isystem", str(candidate)]
+    for folder in (*folders, *(folder.parents[2] for folder in folders)):
+        if (folder / "include" / "phalanx" / "phalanx.h").is_file():
+            return ["-isystem", str(folder / "include")]
     raise RuntimeError("phalanx.core has no include/phalanx/phalanx.h; reinstall phalanx-core")
 
 

@@ -6,21 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from phalanx.collectives import _registry
 from phalanx.collectives._bootstrap import Bootstrap, FirstFailure
 from phalanx.collectives._torch_compat import PrefixStore
-from phalanx.core import (
-    Group,
-    InvalidArgumentError,
-    RevokedError,
-    UnsupportedError,
-    World,
-    ffi,
-)
+from phalanx.core import Group, InvalidArgumentError, RevokedError, UnsupportedError, World, ffi
 from phalanx.core.timeouts import milliseconds
 
 hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
@@ -77,43 +70,38 @@ class Options:
         return (self.reduction_order or os.environ.get("PHALANX_REDUCTION_ORDER")) == "ranks"
 
 
-class Facts(NamedTuple):
-    """The facts of one group.
-
-    Attributes:
-        store: Torch's, which its ranks share.
-        timeout_ms: Of the group.
-        by_hand: Whether it is known not to be one of the groups that torch makes of ranks of the default group.
-        options: What its maker asked for.
-    """
-
-    store: Any
-    timeout_ms: int
-    by_hand: bool
-    options: Options = Options()
-
-
 class Connection:
     """A process group of the backend, and what the core has for it.
 
     Args:
-        name: Of the process group.
+        name, store, timeout_ms, options: Those of the process group.
         ranks: Its global ranks, in order.
-        position: Of this rank among them.
-        facts: What else belongs to the group itself.
+        position: The position of this rank among them.
+        by_hand: Whether it is known not to be one of the groups that torch makes of ranks of the default group.
         key: The name of the process group in this process, where that is not `name`.
         changed: Whether these are other ranks than those that the process group was made with.
     """
 
     def __init__(
-        self, name: str, ranks: Sequence[int], position: int, facts: Facts, key: str = "", changed: bool = False
+        self,
+        name: str,
+        ranks: Sequence[int],
+        position: int,
+        store: Any,
+        timeout_ms: int,
+        options: Options,
+        *,
+        by_hand: bool = True,
+        key: str = "",
+        changed: bool = False,
     ) -> None:
         self.name = name
         self.key = key or name
-        self.changed_store = facts.store if changed else None  # which torch does not know
-        self.timeout_ms = facts.timeout_ms
-        self.options = facts.options
-        self._facts = facts
+        self.store = store
+        self.changed_store = store if changed else None  # which torch does not know
+        self.timeout_ms = timeout_ms
+        self.options = options
+        self._by_hand = by_hand
         self._rank: _registry.Rank | None = None
         self._rank_is_own = False
         self.ranks = tuple(ranks)
@@ -130,9 +118,6 @@ class Connection:
     def group(self, timeout_ms: int) -> Group:
         """The core's group. Collective the first time.
 
-        Args:
-            timeout_ms: How long to wait for the others, in milliseconds.
-
         Raises:
             WaitTimeoutError: Ranks did not come in time; the text names them. It may be tried again.
             UnsupportedError: The core cannot serve these ranks: they are on several hosts, and there is no UCX. The
@@ -148,10 +133,9 @@ class Connection:
             with self._failure:
                 group = self._meet(timeout_ms)
             with self._ending:
-                if not self._closed:
-                    self._group = group
-                    return group
-            raise self._closed_error()
+                self._check()
+                self._group = group
+                return group
 
     def share_rank(self) -> _registry.Rank | None:
         """The rank that serves the group, if its ranks are connected; shared, so `close` leaves it open."""
@@ -162,14 +146,11 @@ class Connection:
         """Leave the world of the rank when this is closed: its group, the default one, gets other ranks."""
         self._rank_is_own = True
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise RevokedError if this was closed, also while the ranks meet."""
         if self._closed:
-            raise self._closed_error()
-
-    def _closed_error(self) -> RevokedError:
-        text = f"group '{self.name}' was aborted or destroyed by rank {self.ranks[self.position]}"
-        return RevokedError(text, operation="enable_group", group=self.name)
+            text = f"group '{self.name}' was aborted or destroyed by rank {self.ranks[self.position]}"
+            raise RevokedError(text, operation="enable_group", group=self.name)
 
     def set_timeout(self, timeout_ms: int) -> None:
         """Set the default of later waits on the core's group, which functional collectives share."""
@@ -202,15 +183,20 @@ class Connection:
 
     def _meet(self, timeout_ms: int) -> Group:
         with self._ending:
-            self.check()
+            self._check()
             if self._rank is None:
-                self._rank, self._rank_is_own = _registry.rank_of(self.ranks, self.position, *self._facts[:3])
+                self._rank, self._rank_is_own = _registry.rank_of(
+                    self.ranks, self.position, self.store, self.timeout_ms, self._by_hand
+                )
             rank = self._rank
+
+        def check_peer(number: int) -> None:
+            self._check()
+            rank.check_peer(number)
+
         # Groups of one name and other ranks, such as the rows of a mesh, may meet at the same time.
-        store = PrefixStore(f"phalanx/c10d/{self.name}/{_registry.members(self.ranks)}", self._facts.store)
-        looking = ClosableStore(store, self)
-        default_ms, check_peer = self.timeout_ms, rank.check_peer
-        bootstrap = Bootstrap(looking, self.name, self.ranks, self.position, timeout_ms, check_peer, default_ms)
+        store = PrefixStore(f"phalanx/c10d/{self.name}/{_registry.members(self.ranks)}", self.store)
+        bootstrap = Bootstrap(store, self.name, self.ranks, self.position, timeout_ms, check_peer, self.timeout_ms)
         self.token = bootstrap.run("").token
         with rank.store.use(PrefixStore(self.token, store)):
             group = rank.world().create_group(
@@ -218,21 +204,3 @@ class Connection:
             )
         group.set_timeout(self.timeout_ms)
         return group
-
-
-class ClosableStore:
-    """A store for the bootstrap of a group, which ends when the connection is closed.
-
-    Args:
-        base: A torch Store.
-        connection: Whose ranks meet.
-    """
-
-    def __init__(self, base: Any, connection: Connection) -> None:
-        self._base = base
-        self._connection = connection
-        self.set, self.get, self.delete_key = base.set, base.get, base.delete_key
-
-    def check(self, keys: list[str]) -> bool:
-        self._connection.check()  # every rank looks for what the others wrote again and again
-        return bool(self._base.check(keys))

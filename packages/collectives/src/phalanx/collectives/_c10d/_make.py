@@ -12,8 +12,8 @@ import torch.distributed as dist
 from phalanx.collectives import _registry, _torch_compat
 from phalanx.collectives._bootstrap import Bootstrap, BootstrapResult
 from phalanx.collectives._c10d import BACKEND, _build
-from phalanx.collectives._c10d._connect import Connection, Facts, Options, default_ms, host_name, hosts
-from phalanx.collectives._c10d._membership import Membership, Roster, Unconnected
+from phalanx.collectives._c10d._connect import Connection, Options, default_ms, host_name, hosts
+from phalanx.collectives._c10d._membership import Membership, Unconnected, roster_of
 from phalanx.collectives._group_state import tell
 from phalanx.collectives._registry import members
 from phalanx.collectives._torch_compat import PrefixStore, backends_of
@@ -54,9 +54,9 @@ def create(options: Any, pg_options: Any) -> Any:
     timeout_ms = default_ms(name, options.timeout)
     own, nccl_options = (pg_options, None) if isinstance(pg_options, Options) else (Options(), pg_options)
     if getattr(options, "enable_reconfigure", False):  # the other ranks come with the first `reconfigure`
-        return _backend(name, timeout_ms, Roster(rank, ranks, store, Unconnected(name, own)))
+        return _backend(Unconnected(name, ranks, rank, store, own), timeout_ms)
     spans_hosts = len(set(_hosts_of(name, ranks, rank, store, timeout_ms, by_hand))) > 1
-    connection = Connection(name, ranks, rank, Facts(store, timeout_ms, by_hand, own))
+    connection = Connection(name, ranks, rank, store, timeout_ms, own, by_hand=by_hand)
     if spans_hosts:  # whether the core can serve it is known when it is made, with the same result on all ranks
         try:
             connection.group(timeout_ms)
@@ -69,7 +69,7 @@ def create(options: Any, pg_options: Any) -> Any:
         except PhalanxError as error:
             connection.close()
             raise dist.DistBackendError(f"group '{name}': {error}") from error
-    backend = _backend(name, timeout_ms, Roster(rank, ranks, store, connection))
+    backend = _backend(connection, timeout_ms)
     if spans_hosts and _torch_compat.has_nccl():
         return _torch_compat.join_backends(options, cpu=backend, nccl_options=nccl_options)
     return backend
@@ -85,19 +85,19 @@ def by_hand(store: Any, rank: int, size: int, timeout: timedelta, options: Optio
         raise InvalidArgumentError(f"process_group: rank {rank} is not in a group of {size}")
     key, ranks = f"phalanx/by_hand/{next(_numbers)}", range(size)
     timeout_ms = default_ms(key, timeout)
-    connection = Connection(_BY_HAND, ranks, rank, Facts(store, timeout_ms, True, options), key)
-    backend = _backend(_BY_HAND, timeout_ms, Roster(rank, ranks, store, connection))
+    backend = _backend(Connection(_BY_HAND, ranks, rank, store, timeout_ms, options, key=key), timeout_ms)
     return _torch_compat.wrap_backend(backend, key, store, rank, size)
 
 
-def _backend(name: str, timeout_ms: int, roster: Roster) -> Any:
+def _backend(connection: Connection | Unconnected, timeout_ms: int) -> Any:
     """A backend in C++ of these ranks. Not collective."""
+    name = connection.name
     try:
         compiled = _build.module()
     except RuntimeError as error:
         raise dist.DistBackendError(f"group '{name}': {error}") from None
-    functions = _build.functions(compiled.functions)
-    return compiled.create(functions, name, timeout_ms, roster, Membership(name, timeout_ms, roster, _backend))
+    membership = Membership(connection, timeout_ms, _backend)
+    return compiled.create(_build.functions(compiled.functions), name, timeout_ms, roster_of(connection), membership)
 
 
 def _hosts_of(name: str, ranks: Sequence[int], rank: int, store: Any, timeout_ms: int, by_hand: bool) -> list[str]:

@@ -11,7 +11,7 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from phalanx.collectives import _registry
-from phalanx.collectives._c10d._connect import Connection, Facts, Options, host_name, hosts
+from phalanx.collectives._c10d._connect import Connection, Options, host_name, hosts
 from phalanx.collectives._torch_compat import PrefixStore, TCPStore, base_of
 from phalanx.core import InvalidArgumentError, RevokedError, WaitTimeoutError
 
@@ -19,19 +19,12 @@ _LOOPBACK = "127.0.0.1"
 
 
 class Handle(NamedTuple):
-    """What a process must know of another one in order to meet it.
+    """What a process must know of another one in order to meet it."""
 
-    Attributes:
-        host: What ranks call its host; the same exactly on those that can share memory.
-        address: Of its store, for other hosts.
-        port: Of its store.
-        id: Drawn at random.
-    """
-
-    host: str
-    address: str
+    host: str  # the same exactly on ranks that can share memory
+    address: str  # of its store, for other hosts
     port: int
-    id: str
+    id: str  # drawn at random
 
     @classmethod
     def read(cls, text: str) -> "Handle":
@@ -52,68 +45,55 @@ class Handle(NamedTuple):
         return json.dumps(["phalanx", *self])
 
 
-class Roster(NamedTuple):
-    """The ranks of a backend: see roster_of in module.cpp.
+class Unconnected(NamedTuple):
+    """In place of the Connection of a group that has no members before the first `reconfigure`."""
 
-    Attributes:
-        position: Of this rank.
-        ranks: Their numbers, in order.
-        store: A torch Store that they share.
-        connection: Of the group, with `address` and `close`.
-    """
-
-    position: int
+    name: str
     ranks: Sequence[int]
+    position: int
     store: Any
-    connection: Any
+    options: Options
 
-
-class Unconnected:
-    """In place of the connection of a group that has no members before the first `reconfigure`.
-
-    Args:
-        name: Of the process group.
-        options: Of the process group.
-    """
-
-    def __init__(self, name: str, options: Options) -> None:
-        self._name = self.key = name
-        self.options = options
+    @property
+    def key(self) -> str:
+        """See Connection."""
+        return self.name
 
     def address(self, timeout_ms: int) -> tuple[int, str]:
         """Raise RevokedError."""
         raise RevokedError(
-            f"group '{self._name}' was made with enable_reconfigure and has no members yet: call reconfigure first",
+            f"group '{self.name}' was made with enable_reconfigure and has no members yet: call reconfigure first",
             operation="enable_group",
-            group=self._name,
+            group=self.name,
         )
 
-    def block(self, tensor: Any) -> int:
-        """0: see Connection.block."""
-        return 0
-
-    rendezvous = address
+    def block(self, tensor: Any) -> tuple[int, int]:
+        """Zeros: see Connection.block."""
+        return 0, 0
 
     def close(self) -> None:
         """Nothing."""
+
+
+def roster_of(connection: Connection | Unconnected) -> tuple[int, Sequence[int], Any, Any]:
+    """What C++ is told of the ranks of a backend: see roster_of in module.cpp."""
+    return connection.position, connection.ranks, connection.store, connection
 
 
 class Membership:
     """What gives a process group other members.
 
     Args:
-        name: Of the process group.
-        timeout_ms: Of the group.
-        roster: Its first ranks.
-        make: Makes a backend of (name, timeout in milliseconds, roster).
+        connection: Of its first ranks.
+        timeout_ms: The timeout of the group.
+        make: make(connection, timeout in milliseconds) makes a backend.
     """
 
-    def __init__(self, name: str, timeout_ms: int, roster: Roster, make: Callable[[str, int, Roster], Any]) -> None:
-        self._name = name
+    def __init__(
+        self, connection: Connection | Unconnected, timeout_ms: int, make: Callable[[Connection, int], Any]
+    ) -> None:
+        self._connection = connection
         self._timeout_ms = timeout_ms
-        self._key = roster.connection.key
-        self._options: Options = roster.connection.options
-        self._position, self._ranks, self._store, _ = roster
         self._make = make
         self._lock = threading.Lock()
         self._server: Any = None
@@ -126,10 +106,10 @@ class Membership:
         with self._lock:
             if self._handle is None:
                 self._server = TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)
-                self._handle = Handle(host_name(), _own_address(self._store), self._server.port, uuid4().hex)
+                self._handle = Handle(host_name(), _own_address(self._connection.store), self._server.port, uuid4().hex)
             return str(self._handle)
 
-    def reconfigure(self, uuid: int, handles: list[str], ordered: bool, timeout_ms: int) -> Roster:
+    def reconfigure(self, uuid: int, handles: list[str], ordered: bool, timeout_ms: int) -> tuple[Any, ...]:
         """Meet the processes of these handles. Collective among them.
 
         Args:
@@ -156,44 +136,43 @@ class Membership:
         if uuid in self._used:
             raise InvalidArgumentError(f"reconfigure: uuid {uuid} was already used by this group; give a new one")
         self._used.add(uuid)
-        store = PrefixStore(f"{self._name}/{uuid}", self._store_of(members[0], timeout_ms))
-        before = _registry.connections.get(self._key)
-        roster = self._meet(self._name, range(len(members)), chosen.index(own), store, timeout_ms, self._key)
-        if _registry.forget_group(self._key) and isinstance(before, Connection):
+        name, key = self._connection.name, self._connection.key
+        store = PrefixStore(f"{name}/{uuid}", self._store_of(members[0], timeout_ms))
+        before = _registry.connections.get(key)
+        self._connection = self._meet(name, range(len(members)), chosen.index(own), store, timeout_ms, key)
+        if _registry.forget_group(key) and isinstance(before, Connection):
             before.adopt_rank()
-        hosts[self._key] = [member.host for member in members]
-        self._position, self._ranks, self._store, _ = roster
-        return roster
+        hosts[key] = [member.host for member in members]
+        return roster_of(self._connection)
 
     def shrink(self, positions: Sequence[int], timeout_ms: int) -> Any:
         """A backend of the ranks at these positions of the group. Collective among them."""
         self._shrinks += 1
-        name = f"{self._name}/shrunk/{self._shrinks}"
-        ranks = [self._ranks[each] for each in positions]
-        position = list(positions).index(self._position)
-        return self._make(
-            name, timeout_ms, self._meet(name, ranks, position, PrefixStore(name, self._store), timeout_ms)
-        )
+        before = self._connection
+        name = f"{before.name}/shrunk/{self._shrinks}"
+        ranks = [before.ranks[each] for each in positions]
+        position = list(positions).index(before.position)
+        store = PrefixStore(name, before.store)
+        return self._make(self._meet(name, ranks, position, store, timeout_ms, name), timeout_ms)
 
     def _meet(
-        self, name: str, ranks: Sequence[int], position: int, store: Any, timeout_ms: int, key: str = ""
-    ) -> Roster:
-        """The ranks of a new group of the core, once they have met."""
-        before = _registry.connections.get(key or name)
-        connection = Connection(
-            name, ranks, position, Facts(store, self._timeout_ms, True, self._options), key, changed=True
-        )
+        self, name: str, ranks: Sequence[int], position: int, store: Any, timeout_ms: int, key: str
+    ) -> Connection:
+        """The connection of a new group of the core, once its ranks have met."""
+        before = _registry.connections.get(key)
+        options = self._connection.options
+        connection = Connection(name, ranks, position, store, self._timeout_ms, options, key=key, changed=True)
         try:
             connection.group(timeout_ms)
         except BaseException as error:
             connection.close()
             if before is not None:
-                _registry.connections[connection.key] = before
+                _registry.connections[key] = before
             if isinstance(error, WaitTimeoutError):
                 late = str(error).partition(" to call ")[0]
                 raise dist.DistBackendError(f"{late} to call reconfigure or shrink too") from None
             raise
-        return Roster(position, ranks, store, connection)
+        return connection
 
     def _store_of(self, leader: Handle, timeout_ms: int) -> Any:
         """The store that the first of the members serves."""
@@ -204,8 +183,8 @@ class Membership:
             return TCPStore(address, leader.port, is_master=False, timeout=timedelta(milliseconds=timeout_ms))
         except RuntimeError as error:
             raise dist.DistBackendError(
-                f"reconfigure of group '{self._name}': the first of the members, at {address}:{leader.port}, cannot be "
-                f"reached: {error}. Has its process ended?"
+                f"reconfigure of group '{self._connection.name}': the first of the members, at "
+                f"{address}:{leader.port}, cannot be reached: {error}. Has its process ended?"
             ) from None
 
 

@@ -22,11 +22,7 @@ _FUNCTIONS = "kernel_of", "last_error", "all_reduce", "take_interrupted"  # of p
 
 @cache
 def extension(ops: tuple[str, ...]) -> Extension:
-    """The module with kernels for these ops.
-
-    Args:
-        ops: Names in the namespace phalanx.
-    """
+    """The module with kernels for these ops of the namespace phalanx."""
     names = sorted(ops)
     quoted = ",".join(f'"{name}"' for name in names)
     return Extension(
@@ -51,11 +47,7 @@ _loaded: list[Any] = []
 
 
 def load(ops: Iterable[str]) -> Any:
-    """The module, which registers its autograd kernels when it is loaded; None if it was not built.
-
-    Args:
-        ops: Names in the namespace phalanx. They must be defined.
-    """
+    """The module, which registers its autograd kernels for these ops when it is loaded; None if it was not built."""
     return extension(tuple(ops)).load_built()
 
 
@@ -79,14 +71,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: list[str]) -> int:
-    """`phalanx build`.
-
-    Args:
-        argv: Arguments after "build".
-
-    Returns:
-        Exit status: 1 if a module cannot be built.
-    """
+    """`phalanx build` with these arguments. Returns the exit status."""
     given = parser().parse_args(argv)
     builds = {point.name: point for point in entry_points(group="phalanx.builds")}
     for name in given.modules:
