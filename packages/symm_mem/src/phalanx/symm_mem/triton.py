@@ -314,8 +314,14 @@ def _reduction(name: str, form: str, instruction: str, doc: str) -> Any:
     operands = constexpr("=r,=r,=r,=r,l" if form is _AT_ONCE else "=&r,=&r,=&r,=&r,l")
 
     def reduce(team, offset):
-        words = (tl.int32, tl.int32, tl.int32, tl.int32)
-        return tl.inline_asm_elementwise(assembly, operands, [team.multicast + offset], words, is_pure=False, pack=1)
+        return tl.inline_asm_elementwise(
+            assembly,
+            operands,
+            [team.multicast + offset],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
 
     reduce.__name__ = reduce.__qualname__ = f"phx_multicast_{name}"  # Triton tells functions apart by it
     reduce.__doc__ = doc
