@@ -15,10 +15,7 @@ _EXTERN = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.op
 
 def _bytes(node: Node) -> int:
     tensor = _graph.value(node)
-    if not isinstance(tensor, torch.Tensor):
-        return 0
-    count = _torch_compat.size_hint(tensor.numel())
-    return 0 if count is None else count * tensor.element_size()
+    return (input_bytes(tensor) or 0) if isinstance(tensor, torch.Tensor) else 0
 
 
 def _flops(node: Node) -> int:

@@ -1,4 +1,4 @@
-"""Common parts of the ops: checks of arguments, counterparts of a tensor on other ranks, reductions, fakes."""
+"""Common parts of the ops: declarations, checks of arguments, counterparts of a tensor on other ranks, reductions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
