@@ -1,7 +1,7 @@
 """Analysis of FX graphs: collectives, their waits, the users of their results, and aliases."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,11 +134,11 @@ def _inputs(form: Form, arguments: dict[str, Any]) -> list[Node]:
     return list(arguments["inputs"]) if form.several else [arguments["input"]]
 
 
-def _waits(start: list[Node]) -> list[Node]:
-    """The nodes, and all waits for them, waits for waits included."""
+def with_users(start: Iterable[Node], belongs: Callable[[Node], bool]) -> list[Node]:
+    """The nodes, and all users of them that belong to them (`is_wait`, `is_view`), users of users included."""
     nodes = list(start)
     for node in nodes:  # grows
-        nodes.extend(user for user in node.users if is_wait(user) and user not in nodes)
+        nodes.extend(user for user in node.users if belongs(user) and user not in nodes)
     return nodes
 
 
@@ -150,10 +150,10 @@ def _results(node: Node, form: Form, inputs: list[Node]) -> list[list[Node]]:
                 first[user.args[1]].append(user)  # type: ignore[index]
     else:
         first = [[node]]
-    results = [_waits(nodes) for nodes in first]
+    results = [with_users(nodes, is_wait) for nodes in first]
     if form.in_place:  # a wait for the input gives the result, too
         for nodes, source in zip(results, inputs, strict=True):
-            nodes.extend(_waits([source])[1:])
+            nodes.extend(with_users([source], is_wait)[1:])
     return results
 
 

@@ -177,10 +177,7 @@ class Lowering:
 
     def _drop_product(self, value: Value) -> None:
         """Remove a product that is now written into the arena, and the views of it."""
-        nodes = [value.producer.node]
-        for node in nodes:  # grows
-            nodes.extend(user for user in node.users if _graph.is_view(user))
-        for node in reversed(nodes):
+        for node in reversed(_graph.with_users([value.producer.node], _graph.is_view)):
             if not node.users:
                 self.builder.graph.erase_node(node)
 
