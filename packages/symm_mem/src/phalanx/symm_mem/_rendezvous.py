@@ -139,4 +139,4 @@ def _located(operation: str, tensor: torch.Tensor, group: GroupLike | None) -> t
             f"{operation}: no group was given, and the tensor was allocated without a group_name; give a group, such "
             "as torch.distributed.group.WORLD"
         )
-    return *place, resolve(wish, operation)
+    return place[0], place[1], resolve(wish, operation)
