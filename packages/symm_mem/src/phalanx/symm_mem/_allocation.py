@@ -236,11 +236,6 @@ def with_index(device: torch.device) -> torch.device:
     return device
 
 
-def check_dtype(operation: str, dtype: torch.dtype) -> None:
-    if not isinstance(dtype, torch.dtype):
-        raise InvalidArgumentError(f"{operation}: dtype is {dtype!r}; give a torch.dtype")
-
-
 def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     try:
         numbers = tuple(value.__index__() for value in values)
@@ -255,7 +250,8 @@ def layout_of(
     operation: str, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """The shape and strides, checked, and the bytes up to the end of the last element that the strides reach."""
-    check_dtype(operation, dtype)
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"{operation}: dtype is {dtype!r}; give a torch.dtype")
     shape, steps = integers(f"{operation}: size", size), integers(f"{operation}: stride", stride)
     if len(shape) != len(steps):
         raise InvalidArgumentError(

@@ -10,7 +10,6 @@ import torch
 
 from phalanx.core import InvalidArgumentError, PhalanxError, Symm, ffi
 from phalanx.symm_mem import _cuda
-from phalanx.symm_mem._allocation import check_dtype
 from phalanx.symm_mem._process_group import RankGroup
 from phalanx.symm_mem._signal_pad import get_signal_pad_size, set_signal_pad_size
 from phalanx.symm_mem._state import Slot
@@ -171,7 +170,7 @@ class SymmetricMemory(metaclass=_HandleType):
         Raises:
             InvalidArgumentError: As `get_buffer`.
         """
-        check_dtype("get_remote_tensor", dtype)
+        _start("get_remote_tensor", dtype, 0)
         if self.offset % dtype.itemsize:
             raise InvalidArgumentError(
                 f"get_remote_tensor: the tensor starts at byte {self.offset}, which is not a multiple of the "
@@ -490,7 +489,8 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
 
 def _start(operation: str, dtype: torch.dtype, storage_offset: int) -> int:
     """The offset of an element in bytes."""
-    check_dtype(operation, dtype)
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"{operation}: dtype is {dtype!r}; give a torch.dtype")
     if not isinstance(storage_offset, int) or storage_offset < 0:
         raise InvalidArgumentError(
             f"{operation}: storage_offset is {storage_offset!r}; give the number of elements from the start"
