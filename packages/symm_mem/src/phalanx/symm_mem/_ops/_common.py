@@ -1,7 +1,7 @@
 """Common parts of the ops: declarations, checks of arguments, counterparts of a tensor on other ranks, reductions."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -10,6 +10,8 @@ from phalanx.core import InvalidArgumentError, ReduceOp
 from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._process_group import resolve
 from phalanx.symm_mem._rendezvous import rendezvous
+
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 class Op(NamedTuple):
@@ -23,10 +25,10 @@ class Op(NamedTuple):
 OPS: list[Op] = []  # of all modules of this folder
 
 
-def op(schema: str, fake: Callable[..., Any] | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def op(schema: str, fake: Callable[..., Any] | None = None) -> Callable[[Kernel], Kernel]:
     """Declares the kernel of an op. `fake` is needed if the result is a new tensor, not nothing or an argument."""
 
-    def declare(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def declare(kernel: Kernel) -> Kernel:
         OPS.append(Op(schema, kernel, fake or _fake_of(schema)))
         return kernel
 
