@@ -104,10 +104,7 @@ def does(base: str) -> str:
     if form is None and base not in FUNCTIONS:
         if base in DOES:
             return DOES[base]
-        module = phalanx.symm_mem._ops
-        kernel = next(
-            kernel for each in module._MODULES for schema, kernel, _ in each.OPS if schema.startswith(f"{base}(")
-        )
+        kernel = next(op.kernel for op in phalanx.symm_mem._ops.OPS if op.schema.startswith(f"{base}("))
         found = getattr(phalanx.symm_mem, base, kernel)
         return re.split(r"(?<=\.) ", (inspect.getdoc(found) or "").partition("\n\n")[0])[0]
     function = FUNCTIONS[base] if form is None else form.collective.function

@@ -46,7 +46,7 @@ def comment_on(value: Any, name: str) -> str:
             continue
         source = inspect.getsource(module)
         found = re.search(rf"((?:^# .*\n)*)^{name}\b[^=\n]*= ?(?:.*?  # (.*))?", source, re.MULTILINE)
-        if found:
+        if found and any(found.groups()):
             text = found[2] or re.sub(r"^# ?", "", found[1], flags=re.MULTILINE)
             text = " ".join(text.split())
             first = text.partition(" ")[0]

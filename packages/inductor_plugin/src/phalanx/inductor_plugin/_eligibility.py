@@ -137,17 +137,12 @@ def decide(collective: Collective, facts: GroupFacts | None, config: Config) -> 
         return Decision(Route.FALLBACK, "parts")
     if collective.form.out:
         return Decision(Route.SLOTS, "out")
-    if (
-        collective.has_splits
-    ):  # also where all are equal on this rank: another rank may have others, and all must decide the same
+    if collective.has_splits:  # also equal ones: another rank may have others, and all must decide the same
         return Decision(Route.SLOTS, "splits")
     if facts is not None and not facts.shares_memory:
         return Decision(Route.SLOTS, "several-hosts")
     reasons = {_reason_of_input(collective, i, config) for i in range(len(collective.inputs))}
-    if not collective.inputs:
-        return Decision(Route.SLOTS, "small")
+    reasons = reasons or {"small"}  # without inputs
     if reasons == {""}:
         return Decision(Route.ZERO_COPY)
-    if len(reasons) == 1:
-        return Decision(Route.SLOTS, reasons.pop())
-    return Decision(Route.SLOTS, "list")
+    return Decision(Route.SLOTS, reasons.pop() if len(reasons) == 1 else "list")

@@ -1,7 +1,7 @@
 """Analysis of FX graphs: collectives, their waits, the users of their results, and aliases."""
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,12 +51,8 @@ def form_of(node: Node) -> Form | None:
 
 def is_wait(node: Node) -> bool:
     """Whether a node waits for its argument and returns it."""
-    return (
-        node.op == "call_function"
-        and isinstance(node.target, _torch_compat.OpOverload)
-        and node.target.namespace in _NAMESPACES
-        and _torch_compat.op_name(node.target) == "wait_tensor"
-    )
+    target: Any = node.target
+    return _torch_compat.op_name(target) == "wait_tensor" and target.namespace in _NAMESPACES
 
 
 def split_waits(graph: Graph) -> None:
@@ -101,11 +97,6 @@ class Collective:
     inputs: list[Node]
     results: list[list[Node]] = field(default_factory=list)
 
-    def users(self, i: int) -> list[Node]:
-        """The users of result `i` without the waits, in the order of the graph's lists."""
-        same = self.results[i]
-        return [user for node in same for user in node.users if user not in same and user is not self.node]
-
     def refresh(self) -> None:
         """Read the arguments again, after other nodes have been replaced."""
         self.arguments = _arguments(self.node)
@@ -143,11 +134,11 @@ def _inputs(form: Form, arguments: dict[str, Any]) -> list[Node]:
     return list(arguments["inputs"]) if form.several else [arguments["input"]]
 
 
-def _waits(start: list[Node]) -> list[Node]:
-    """The nodes, and all waits for them, waits for waits included."""
+def with_users(start: Iterable[Node], belongs: Callable[[Node], bool]) -> list[Node]:
+    """The nodes, and all users of them that belong to them (`is_wait`, `is_view`), users of users included."""
     nodes = list(start)
     for node in nodes:  # grows
-        nodes.extend(user for user in node.users if is_wait(user) and user not in nodes)
+        nodes.extend(user for user in node.users if belongs(user) and user not in nodes)
     return nodes
 
 
@@ -159,10 +150,10 @@ def _results(node: Node, form: Form, inputs: list[Node]) -> list[list[Node]]:
                 first[user.args[1]].append(user)  # type: ignore[index]
     else:
         first = [[node]]
-    results = [_waits(nodes) for nodes in first]
+    results = [with_users(nodes, is_wait) for nodes in first]
     if form.in_place:  # a wait for the input gives the result, too
         for nodes, source in zip(results, inputs, strict=True):
-            nodes.extend(_waits([source])[1:])
+            nodes.extend(with_users([source], is_wait)[1:])
     return results
 
 
@@ -218,9 +209,11 @@ def is_view(node: Node) -> bool:
         return is_view(node.args[0])
     if not isinstance(node.target, _torch_compat.OpOverload) or _torch_compat.schema_of(node.target).is_mutable:
         return False
-    return _torch_compat.op_name(node.target) in _VIEWS or any(
-        each.alias_info is not None for each in _torch_compat.schema_of(node.target).returns
-    )
+    return _torch_compat.op_name(node.target) in _VIEWS or _returns_alias(node.target)
+
+
+def _returns_alias(target: Any) -> bool:
+    return any(each.alias_info is not None for each in _torch_compat.schema_of(target).returns)
 
 
 def _may_alias(node: Node, of: Node) -> bool:
@@ -231,11 +224,8 @@ def _may_alias(node: Node, of: Node) -> bool:
         return False
     if node.target is operator.getitem or is_view(node):
         return True
-    if not isinstance(node.target, _torch_compat.OpOverload):
-        return False
-    return _torch_compat.op_name(node.target) in _MAY_ALIAS or any(
-        each.alias_info is not None for each in _torch_compat.schema_of(node.target).returns
-    )
+    is_op = isinstance(node.target, _torch_compat.OpOverload)
+    return is_op and (_torch_compat.op_name(node.target) in _MAY_ALIAS or _returns_alias(node.target))
 
 
 def uses(nodes: list[Node]) -> list[Node]:
@@ -264,14 +254,8 @@ def leaves_graph(nodes: list[Node]) -> bool:
 def base_of(node: Node) -> Node:
     """The node whose memory this one is a view of, or itself."""
     while is_view(node):
-        node = _viewed(node)
+        node = node.all_input_nodes[0]
     return node
-
-
-def _viewed(node: Node) -> Node:
-    viewed = node.args[0]
-    assert isinstance(viewed, Node)
-    return viewed
 
 
 def is_private(node: Node) -> bool:
@@ -283,7 +267,7 @@ def is_private(node: Node) -> bool:
             return node.op == "call_function" and node.target is not operator.getitem
         if node.target is operator.getitem:
             return False
-        node = _viewed(node)
+        node = node.all_input_nodes[0]
 
 
 def is_dense(tensor: torch.Tensor) -> bool:

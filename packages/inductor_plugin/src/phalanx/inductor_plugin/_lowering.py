@@ -49,13 +49,7 @@ ArenaKey = tuple[str, torch.device]  # the name of its group, and its device
 
 
 class Lowering:
-    """The rewriting of one graph.
-
-    Args:
-        graph: The graph.
-        config: The options.
-        facts: The properties of the groups.
-    """
+    """The rewriting of one graph."""
 
     def __init__(self, graph: Graph, config: Config, facts: Facts) -> None:
         self.config = config
@@ -183,17 +177,9 @@ class Lowering:
 
     def _drop_product(self, value: Value) -> None:
         """Remove a product that is now written into the arena, and the views of it."""
-        node = value.producer.node
-        for user in reversed(self._chain(node)):
-            if not user.users:
-                self.builder.graph.erase_node(user)
-
-    @staticmethod
-    def _chain(node: Node) -> list[Node]:
-        nodes = [node]
-        for current in nodes:  # grows
-            nodes.extend(user for user in current.users if _graph.is_view(user))
-        return nodes
+        for node in reversed(_graph.with_users([value.producer.node], _graph.is_view)):
+            if not node.users:
+                self.builder.graph.erase_node(node)
 
     def _view(self, collective: Collective, i: int, value: Value) -> Node:
         """The view of the arena that holds an input, with the calls that write it."""

@@ -74,9 +74,7 @@ def _shape(tensor: Any) -> str:
 def describe(collective: Collective, on_all_ranks: bool = False) -> str:
     """The text of a collective in plans and reports: `all_reduce(sum) float32[4, 8]`.
 
-    Args:
-        one: The collective.
-        on_all_ranks: Include only what is the same on all ranks: sizes of an all_to_all with splits differ.
+    With `on_all_ranks` it has only what is the same on all ranks: sizes of an all_to_all with splits differ.
     """
     about = [str(collective.arguments[name]) for name in ("reduce_op", "src") if name in collective.arguments]
     if on_all_ranks and collective.has_splits:
@@ -87,14 +85,9 @@ def describe(collective: Collective, on_all_ranks: bool = False) -> str:
 
 
 def plan_text(group: str, group_size: int, lines: Iterable[str], nbytes: int, device_type: str = "cpu") -> str:
-    """The text of a plan: a unique name, and one line for each collective.
+    """The text of a plan: a unique name, and the line of each collective on the group, with its offsets.
 
-    Args:
-        group: The name of the group.
-        group_size: Number of its ranks.
-        lines: The text of each collective on the group, with its offsets.
-        nbytes: Size of the arena in bytes.
-        device_type: The type of the device of the arena. The text has no number of a GPU, which differs between ranks.
+    It has no number of a GPU, which differs between ranks.
     """
     body = SEPARATOR.join(lines)
     digest = hashlib.sha256(f"{group_size}\n{nbytes}\n{body}".encode()).hexdigest()[:16]

@@ -15,10 +15,7 @@ _EXTERN = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm, torch.op
 
 def _bytes(node: Node) -> int:
     tensor = _graph.value(node)
-    if not isinstance(tensor, torch.Tensor):
-        return 0
-    count = _torch_compat.size_hint(tensor.numel())
-    return 0 if count is None else count * tensor.element_size()
+    return (input_bytes(tensor) or 0) if isinstance(tensor, torch.Tensor) else 0
 
 
 def _flops(node: Node) -> int:
@@ -76,15 +73,6 @@ class Overlap:
 
     def _first_view(self, collective: Collective, first: Node) -> Node:
         """The first view of the result before its first use, or that use: the wait has to come before both."""
-        same = {node for nodes in collective.results for node in nodes}
-        queue = list(same)
-        earliest = first
-        for node in queue:  # grows
-            for user in node.users:
-                if user in same or not _graph.is_view(user):
-                    continue
-                same.add(user)
-                queue.append(user)
-                if self._position[user] < self._position[earliest]:
-                    earliest = user
-        return earliest
+        results = [node for nodes in collective.results for node in nodes]
+        views = _graph.with_users(results, _graph.is_view)[len(results) :]
+        return min([first, *views], key=lambda node: self._position[node])

@@ -27,19 +27,14 @@ Ask = Callable[[str, torch.device | None], GroupFacts]  # by the name of a group
 def facts_of(name: str, gpu: torch.device | None = None) -> GroupFacts:
     """The properties of the group of that name.
 
-    Collective if the group is not initialized yet: all of its ranks compile the graph.
-
-    Args:
-        name: The name of the group.
-        gpu: The GPU of this rank, to learn whether the core serves it.
+    Collective if the group is not initialized yet: all of its ranks compile the graph. `gpu` is a GPU of this rank, to
+    learn whether the core serves it.
     """
     try:
         enable_group(name)
     except ValueError:  # no group of this process: a graph that is only compiled here
         return GroupFacts(False, 0)
-    if not is_core_group(name):
-        return GroupFacts(False, 0)
-    group = core_group(name)
+    group = core_group(name) if is_core_group(name) else None
     if group is None:
         return GroupFacts(False, 0)
     gpus = None if gpu is None else enable_group(name, device=gpu) and is_core_group(name, device=gpu)
@@ -61,13 +56,7 @@ def _sources() -> str:
 
 
 class GraphPass(_torch_compat.CustomGraphPass):
-    """Lowers the collectives of post-grad graphs.
-
-    Args:
-        config: The options.
-        facts: Gives the properties of a group from its name and a GPU; default: those of the groups of this process.
-        others: Passes of the user, which run before.
-    """
+    """Lowers the collectives of post-grad graphs, after the passes of the user, `others`."""
 
     def __init__(self, config: Config, facts: Ask = facts_of, others: Any = None) -> None:
         self.config = config
@@ -78,9 +67,7 @@ class GraphPass(_torch_compat.CustomGraphPass):
     def facts(self, name: str, gpu: torch.device | None = None) -> GroupFacts:
         """The properties of a group. They stay the same for the life of the pass, as they are part of its uuid.
 
-        Args:
-            name: The name of the group.
-            gpu: The GPU of the tensors of a collective, if any. Only the first GPU is asked about.
+        Only the first GPU of the tensors of a collective is asked about.
         """
         known = self._known.get(name)
         if known is None or (gpu is not None and known.gpus is None and known.served):
@@ -99,9 +86,6 @@ class GraphPass(_torch_compat.CustomGraphPass):
         """Initialize the groups that a graph names, before the key of a cache is computed.
 
         Collective if the graph names a group that is not initialized.
-
-        Args:
-            module: The graph.
         """
         for part in module.modules():
             for node in part.graph.nodes if isinstance(part, GraphModule) else ():
@@ -119,7 +103,6 @@ class GraphPass(_torch_compat.CustomGraphPass):
         name = graph_name(graph)
         split_waits(graph)
         self._prepare(graph)
-        self._expand(graph)
         bucket(graph, self.config, self.facts)
         lowering = Lowering(graph, self.config, self.facts)
         if not lowering.tasks:
@@ -133,21 +116,18 @@ class GraphPass(_torch_compat.CustomGraphPass):
             except StrictError as error:
                 raise _torch_compat.unwrapped(error) from None
 
-    def _prepare(self, nodes: Graph) -> None:
-        """As `prepare_groups`, for graphs that it was not called with. All ranks do so in the order of the graph."""
-        for collective in collectives(nodes):
-            if collective.group is not None:
-                on_gpu = collective.device is not None and collective.device.type == "cuda"
-                self.facts(collective.group, collective.device if on_gpu else None)
+    def _prepare(self, graph: Graph) -> None:
+        """As `prepare_groups`, for graphs that it was not called with. All ranks do so in the order of the graph.
 
-    def _expand(self, nodes: Graph) -> None:
-        """Replace shard_dim_alltoall by collectives that the lowering knows."""
-        for collective in collectives(nodes):
-            if collective.form.kind != "shard_dim_all_to_all" or collective.group is None:
+        Also replaces shard_dim_alltoall by collectives that the lowering knows.
+        """
+        for collective in collectives(graph):
+            if collective.group is None:
                 continue
-            facts = self.facts(collective.group)
-            if served(collective, facts) is None:
-                _collective_calls.expand_shard_dim_all_to_all(FxBuilder(nodes), collective, facts.size)
+            on_gpu = collective.device is not None and collective.device.type == "cuda"
+            facts = self.facts(collective.group, collective.device if on_gpu else None)
+            if collective.form.kind == "shard_dim_all_to_all" and served(collective, facts) is None:
+                _collective_calls.expand_shard_dim_all_to_all(FxBuilder(graph), collective, facts.size)
 
 
 def graph_name(nodes: Graph) -> str:

@@ -46,13 +46,9 @@ def compile_with(
     patches: Mapping[str, Any],
     prepare_groups: Callable[[torch.fx.GraphModule], None],
 ) -> Callable[..., Any]:
-    """Compile a graph with Inductor and these options. Read in 2.11 to 2.15.
+    """Compile a graph of Dynamo with Inductor and these options. Read in 2.11 to 2.15.
 
-    Args:
-        module: The graph of Dynamo.
-        inputs: The inputs of the first call.
-        patches: Options.
-        prepare_groups: Is called with each graph before Inductor looks it up in its cache.
+    `prepare_groups` is called with each graph before Inductor looks it up in its cache.
     """
 
     def inner(part: torch.fx.GraphModule, given: Sequence[Any], **options: Any) -> Any:

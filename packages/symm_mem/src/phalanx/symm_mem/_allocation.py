@@ -125,10 +125,7 @@ def empty_strided_p2p(
         >>> empty_strided_p2p((2, 3), (1, 2), torch.float32, "cpu").stride()
         (1, 2)
     """
-    if not isinstance(dtype, torch.dtype):
-        raise InvalidArgumentError(f"empty_strided_p2p: dtype is {dtype!r}; give a torch.dtype")
-    shape, steps = integers("empty_strided_p2p: size", size), integers("empty_strided_p2p: stride", stride)
-    nbytes = storage_bytes("empty_strided_p2p", shape, steps, dtype)
+    shape, steps, nbytes = layout_of("empty_strided_p2p", size, stride, dtype)
     place = torch.device(device)
     allocator = get_allocator(place.type)
     if place.type not in _DEVICE_TYPES:
@@ -249,8 +246,13 @@ def integers(name: str, values: Sequence[int]) -> tuple[int, ...]:
     return numbers
 
 
-def storage_bytes(operation: str, shape: tuple[int, ...], steps: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Bytes up to the end of the last element that the strides reach."""
+def layout_of(
+    operation: str, size: Sequence[int], stride: Sequence[int], dtype: torch.dtype
+) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """The shape and strides, checked, and the bytes up to the end of the last element that the strides reach."""
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"{operation}: dtype is {dtype!r}; give a torch.dtype")
+    shape, steps = integers(f"{operation}: size", size), integers(f"{operation}: stride", stride)
     if len(shape) != len(steps):
         raise InvalidArgumentError(
             f"{operation}: size {list(shape)} has {len(shape)} dims and stride {list(steps)} has {len(steps)} entries; "
@@ -266,7 +268,7 @@ def storage_bytes(operation: str, shape: tuple[int, ...], steps: tuple[int, ...]
             f"{operation}: size {list(shape)} with stride {list(steps)} of {dtype} needs {nbytes} bytes, more than the "
             f"largest size, {_INT64_MAX} bytes"
         )
-    return nbytes
+    return shape, steps, nbytes
 
 
 def _storage_of(

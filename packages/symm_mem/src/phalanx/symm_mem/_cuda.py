@@ -51,9 +51,7 @@ class StreamOrder:
     def next(self, device: torch.device, use: Hashable) -> int:
         """The handle of the current stream, after it was made to wait for the stream of the last call of this use.
 
-        Args:
-            device: The GPU.
-            use: The kind of use; different ones do not wait for each other.
+        Different uses do not wait for each other.
         """
         stream = torch.cuda.current_stream(device)
         number, before = int(stream.cuda_stream), self._last.get(use)
@@ -67,13 +65,7 @@ class StreamOrder:
 
 
 def refuse_capture(operation: str, device: torch.device, why: str) -> None:
-    """Raise an error if the current stream is being captured into a graph.
-
-    Args:
-        operation: The operation, for the error text.
-        device: The device of the call; there is no error on the CPU.
-        why: The reason, and what to do, for the error text.
-    """
+    """Raise an error if the current stream of a GPU is being captured into a graph. `why` also says what to do."""
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         raise UnsupportedError(f"{operation}: a stream is being captured into a graph, and {why}")
 
@@ -106,11 +98,7 @@ class _Retained:
             event.synchronize()
 
 
-class _State(threading.local):
-    busy: bool = False
-
-
-_state = _State()
+_draining = threading.local()  # its attribute `now`: this thread is in `drain`
 
 
 def _is_captured(stream: Any) -> bool:
@@ -121,9 +109,7 @@ def _is_captured(stream: Any) -> bool:
 class StreamGuardedRef(Uncopied):
     """A reference to an object that is kept, after this reference has ended, until the streams are done with it.
 
-    Args:
-        thing: The object.
-        device: The GPU whose current stream may use the object from now on.
+    The current stream of `device` may use the object from now on.
     """
 
     __slots__ = ("_pid", "_retained", "_stream", "_thing")
@@ -149,9 +135,9 @@ def drain() -> None:
     """Release objects that the streams are done with. Only those of this rank: another rank may wait for this one."""
     retained = current_context().retained
     # A query of an event would end a capture.
-    if _state.busy or not retained or torch.cuda.is_current_stream_capturing():
+    if getattr(_draining, "now", False) or not retained or torch.cuda.is_current_stream_capturing():
         return
-    _state.busy = True  # the release of one object may end others
+    _draining.now = True  # the release of one object may end others
     try:
         for _ in range(len(retained)):
             try:
@@ -161,15 +147,11 @@ def drain() -> None:
             if not each.is_over():
                 retained.append(each)
     finally:
-        _state.busy = False
+        _draining.now = False
 
 
 def wait() -> bool:
-    """Wait until the streams are done with all retained objects, and release these.
-
-    Returns:
-        Whether there were any.
-    """
+    """Wait until the streams are done with all retained objects, and release these. Returns whether there were any."""
     retained = list(current_context().retained)
     for each in retained:
         each.synchronize()
@@ -231,14 +213,7 @@ _NAME = b"dltensor"  # kept alive here: a capsule does not copy its name
 
 
 def storage_at(address: int, nbytes: int, device: torch.device, owner: object) -> torch.UntypedStorage:
-    """A storage over memory of a GPU.
-
-    Args:
-        address: Address of the first byte on that GPU.
-        nbytes: Size in bytes, at least 1.
-        device: The GPU, with its index.
-        owner: Keeps the memory alive; released when the storage ends.
-    """
+    """A storage over at least one byte of memory, at its address on a GPU. It releases `owner` when it ends."""
     managed = _Managed()
     managed.length[0] = nbytes
     tensor = managed.tensor
@@ -256,14 +231,9 @@ def storage_at(address: int, nbytes: int, device: torch.device, owner: object) -
 
 
 def tensor_of(
-    storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[int, ...], steps: tuple[int, ...]
+    storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[int, ...], steps: tuple[int, ...] = ()
 ) -> torch.Tensor:
-    """A tensor at the start of a storage.
-
-    Args:
-        storage: The storage.
-        dtype, shape, steps: As in `torch.empty_strided`.
-    """
+    """A tensor at the start of a storage; without strides a contiguous one."""
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, 0, shape, steps)
 
 
@@ -272,8 +242,11 @@ def tensor_of(
 _MULTICAST_SUPPORTED = 132  # CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED of cuda.h
 
 
-def has_multicast(device_type: Any, device_idx: int) -> bool:
-    """Whether the driver makes multicast objects for a GPU. Not collective.
+def has_multicast_support(device_type: Any, device_idx: int) -> bool:
+    """Whether a device supports multicast. Host memory does not. Not collective.
+
+    For a GPU this is what the driver says of that GPU alone; `multicast_ptr` of a handle tells whether the GPUs of the
+    ranks are connected so.
 
     Args:
         device_type: "cpu" or "cuda", or torch's DeviceType.

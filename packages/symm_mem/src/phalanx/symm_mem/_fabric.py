@@ -4,19 +4,10 @@ from collections.abc import Sequence
 
 import torch
 
-from phalanx.core import InvalidArgumentError, Memory, UnsupportedError
+from phalanx.core import InvalidArgumentError, UnsupportedError
 from phalanx.symm_mem import _cuda
-from phalanx.symm_mem._allocation import find, integers, storage_bytes, with_index
+from phalanx.symm_mem._allocation import find, integers, layout_of, with_index
 from phalanx.symm_mem._state import current
-
-
-class _Mapping:
-    """Owned by a storage over a block of another process: unmaps it when the streams are done with it."""
-
-    __slots__ = ("_guard",)
-
-    def __init__(self, memory: Memory, device: torch.device) -> None:
-        self._guard = _cuda.StreamGuardedRef(memory, device)
 
 
 def export_fabric(tensor: torch.Tensor) -> bytes:
@@ -76,20 +67,19 @@ def import_fabric(
         UnsupportedError: The device is not a GPU, or has no such handles; the text says what is missing.
         DeviceError: The driver does not map it, for example because its owner has freed it.
     """
-    if not isinstance(dtype, torch.dtype):
-        raise InvalidArgumentError(f"import_fabric: dtype is {dtype!r}; give a torch.dtype")
-    shape, steps = integers("import_fabric: size", size), integers("import_fabric: stride", stride)
+    shape, steps, nbytes = layout_of("import_fabric", size, stride, dtype)
     (offset,) = integers("import_fabric: storage_offset", (storage_offset,))
     place = with_index(torch.device(device))
     if place.type != "cuda":
         raise UnsupportedError(f"import_fabric: the device is {str(place)!r}; it must be a GPU, such as 'cuda:0'")
     _cuda.refuse_capture("import_fabric", place, "memory cannot be mapped during a capture; call it before")
-    nbytes = storage_bytes("import_fabric", shape, steps, dtype) + offset * dtype.itemsize
+    nbytes += offset * dtype.itemsize
     memory = current().world.import_fabric(handle, (place.type, place.index))
     if nbytes > memory.size:
         raise InvalidArgumentError(
             f"import_fabric: size {list(shape)} with stride {list(steps)} of {dtype} from element {offset} on needs "
             f"{nbytes} bytes, and the block has {memory.size}"
         )
-    storage = _cuda.storage_at(memory.address, max(memory.size, 1), place, _Mapping(memory, place))
+    owner = _cuda.StreamGuardedRef(memory, place)  # unmaps it
+    storage = _cuda.storage_at(memory.address, max(memory.size, 1), place, owner)
     return _cuda.tensor_of(storage, dtype, shape, steps).as_strided(shape, steps, offset)

@@ -86,11 +86,6 @@ def get_symm_mem_workspace(group_name: str, min_size: int, device: torch.device 
 def staging_of(members: RankGroup, nbytes: int, call: str) -> Iterator[SymmetricMemory]:
     """Use the staging of a group for one collective in which no rank returns while others read. Collective if it grows.
 
-    Args:
-        members: The group.
-        nbytes: The size that each rank needs in bytes, the same on all ranks.
-        call: The call, for error texts.
-
     Raises:
         RevokedError: An earlier call failed within, so that the ranks may be out of step.
         PhalanxError: As `rendezvous`.

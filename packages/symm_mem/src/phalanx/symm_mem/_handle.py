@@ -12,7 +12,7 @@ from phalanx.core import InvalidArgumentError, PhalanxError, Symm, ffi
 from phalanx.symm_mem import _cuda
 from phalanx.symm_mem._process_group import RankGroup
 from phalanx.symm_mem._signal_pad import get_signal_pad_size, set_signal_pad_size
-from phalanx.symm_mem._state import Allocation, RankContext, Slot
+from phalanx.symm_mem._state import Slot
 
 
 class _HandleType(type):
@@ -94,10 +94,9 @@ class SymmetricMemory(metaclass=_HandleType):
         self.buffer_size = symm.size
         self.signal_pad_size = symm.signal_pad_bytes
         self.signal_channels = symm.signal_channels
-        self._buffers: dict[int, memoryview] = {}
-        self._signal_pads: dict[int, memoryview] = {}
-        self._device_blocks: list[int] = []  # addresses, by rank
-        self._device_pads: list[int] = []
+        # By rank: on the host a view of the memory, on a GPU its address.
+        self._buffers: dict[int, Any] = {}
+        self._signal_pads: dict[int, Any] = {}
 
     # ---- memory of all ranks --------------------------------------------------------------------
 
@@ -154,9 +153,7 @@ class SymmetricMemory(metaclass=_HandleType):
         Raises:
             InvalidArgumentError: There is no such rank, or the tensor would not fit into the block.
         """
-        if not isinstance(dtype, torch.dtype):
-            raise InvalidArgumentError(f"get_buffer: dtype is {dtype!r}; give a torch.dtype")
-        start = self._offset("get_buffer", storage_offset) * dtype.itemsize
+        start = _start("get_buffer", dtype, storage_offset)
         return self._tensor("get_buffer", self._buffers, rank, sizes, dtype, start)
 
     def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -173,8 +170,7 @@ class SymmetricMemory(metaclass=_HandleType):
         Raises:
             InvalidArgumentError: As `get_buffer`.
         """
-        if not isinstance(dtype, torch.dtype):
-            raise InvalidArgumentError(f"get_remote_tensor: dtype is {dtype!r}; give a torch.dtype")
+        _start("get_remote_tensor", dtype, 0)
         if self.offset % dtype.itemsize:
             raise InvalidArgumentError(
                 f"get_remote_tensor: the tensor starts at byte {self.offset}, which is not a multiple of the "
@@ -200,11 +196,10 @@ class SymmetricMemory(metaclass=_HandleType):
             InvalidArgumentError: The part is not made of whole pages, or would not fit into the block.
             UnsupportedError: The blocks are not in host memory, or not in pages that can be mapped twice.
         """
-        if not isinstance(dtype, torch.dtype):
-            raise InvalidArgumentError(f"get_gathered: dtype is {dtype!r}; give a torch.dtype")
+        start = _start("get_gathered", dtype, storage_offset)
         if not sizes or not all(isinstance(size, int) and size >= 0 for size in sizes):
             raise InvalidArgumentError(f"get_gathered: sizes is {sizes!r}; give a shape of at least one dim")
-        start, nbytes = self._offset("get_gathered", storage_offset) * dtype.itemsize, prod(sizes) * dtype.itemsize
+        nbytes = prod(sizes) * dtype.itemsize
         if start % mmap.PAGESIZE or nbytes % mmap.PAGESIZE or start + nbytes > self.buffer_size:
             raise InvalidArgumentError(
                 f"get_gathered: {list(sizes)} elements of {dtype} are the bytes {start} to {start + nbytes} of the "
@@ -230,23 +225,14 @@ class SymmetricMemory(metaclass=_HandleType):
             InvalidArgumentError: There is no such rank, or the tensor would not fit into the pad.
         """
         kind = torch.uint32 if dtype is None else dtype
-        if not isinstance(kind, torch.dtype):
-            raise InvalidArgumentError(f"get_signal_pad: dtype is {dtype!r}; give a torch.dtype")
-        start = self._offset("get_signal_pad", storage_offset) * kind.itemsize
+        start = _start("get_signal_pad", kind, storage_offset)
         shape = sizes if len(sizes) else (max(self.signal_pad_size - start, 0) // kind.itemsize,)
         return self._tensor("get_signal_pad", self._signal_pads, rank, shape, kind, start)
-
-    def _offset(self, operation: str, storage_offset: int) -> int:
-        if not isinstance(storage_offset, int) or storage_offset < 0:
-            raise InvalidArgumentError(
-                f"{operation}: storage_offset is {storage_offset!r}; give the number of elements from the start"
-            )
-        return storage_offset
 
     def _tensor(
         self,
         operation: str,
-        views: dict[int, memoryview],
+        known: dict[int, Any],
         rank: int,
         sizes: Sequence[int],
         dtype: torch.dtype,
@@ -258,7 +244,7 @@ class SymmetricMemory(metaclass=_HandleType):
             )
         if not all(isinstance(size, int) and size >= 0 for size in sizes):
             raise InvalidArgumentError(f"{operation}: sizes is {sizes!r}; give a shape, such as (4, 2)")
-        pads = views is self._signal_pads
+        pads = known is self._signal_pads
         nbytes, end = self.signal_pad_size if pads else self.buffer_size, start + prod(sizes) * dtype.itemsize
         if end > nbytes:
             raise InvalidArgumentError(
@@ -267,27 +253,16 @@ class SymmetricMemory(metaclass=_HandleType):
             )
         if end == start:  # torch refuses empty buffers, and there is nothing to share
             return torch.empty(tuple(sizes), dtype=dtype, device=self.device)
-        if not self._on_host:
-            return self._device_tensor(pads, rank, tuple(sizes), dtype, (start, end))
-        view = views.get(rank)
-        if view is None:
-            view = views[rank] = self.symm.signal_pad(rank) if pads else self.symm.buffer(rank)
-        return torch.frombuffer(view, dtype=dtype, count=prod(sizes), offset=start).view(tuple(sizes))
-
-    def _device_tensor(
-        self, pads: bool, rank: int, sizes: tuple[int, ...], dtype: torch.dtype, span: tuple[int, int]
-    ) -> torch.Tensor:
-        places = self._device_pads if pads else self._device_blocks
-        if not places:
-            places.extend(self.symm.signal_pad_ptrs if pads else self.symm.buffer_ptrs)
-        start, end = span
+        memory = known.get(rank)
+        if self._on_host:
+            if memory is None:
+                memory = known[rank] = self.symm.signal_pad(rank) if pads else self.symm.buffer(rank)
+            return torch.frombuffer(memory, dtype=dtype, count=prod(sizes), offset=start).view(tuple(sizes))
+        if memory is None:
+            memory = known[rank] = (self.symm.signal_pad_ptrs if pads else self.symm.buffer_ptrs)[rank]
         owner = _cuda.StreamGuardedRef(self.symm, self.device)
-        storage = _cuda.storage_at(places[rank] + start, end - start, self.device, owner)
-        steps, step = [], 1
-        for size in reversed(sizes):
-            steps.append(step)
-            step *= size
-        return _cuda.tensor_of(storage, dtype, sizes, tuple(reversed(steps)))
+        storage = _cuda.storage_at(memory + start, end - start, self.device, owner)
+        return _cuda.tensor_of(storage, dtype, tuple(sizes))
 
     def stream(self) -> int:
         """The stream for a collective of `symm`: torch's current one, ordered after earlier calls. 0 on CPU."""
@@ -354,18 +329,7 @@ class SymmetricMemory(metaclass=_HandleType):
             self._group.with_global_ranks(error)
             raise
 
-    @staticmethod
-    def has_multicast_support(device_type: Any, device_idx: int) -> bool:
-        """Whether a device supports multicast. Host memory does not.
-
-        For a GPU this is what the driver says of that GPU alone; `multicast_ptr` of a handle tells whether the GPUs of
-        the ranks are connected so.
-
-        Args:
-            device_type: "cpu" or "cuda", or torch's DeviceType.
-            device_idx: Index of the GPU.
-        """
-        return _cuda.has_multicast(device_type, device_idx)
+    has_multicast_support = staticmethod(_cuda.has_multicast_support)
 
     @staticmethod
     def stream_write_value32(input: torch.Tensor, offset: int, val: int) -> torch.Tensor:  # noqa: A002 - torch's name
@@ -422,18 +386,9 @@ class Handles:
         self.orders: dict[RankGroup, _cuda.StreamOrder] = {}
 
 
-_handles: Slot[Handles] = Slot(Handles)
-_live: Slot[WeakSet[SymmetricMemory]] = Slot(WeakSet)  # all handles of a rank
-
-
-def handles_of(allocation: Allocation) -> Handles:
-    """The handles of an allocation."""
-    return _handles.of(allocation)
-
-
-def live_handles(context: RankContext) -> "WeakSet[SymmetricMemory]":
-    """All handles of a rank. They are changed and iterated under the lock of the context."""
-    return _live.of(context)
+HANDLES: Slot[Handles] = Slot(Handles)  # of an allocation
+# All handles of a rank context. They are changed and iterated under its lock.
+LIVE_HANDLES: Slot[WeakSet[SymmetricMemory]] = Slot(WeakSet)
 
 
 def get(dst: torch.Tensor, hdl: SymmetricMemory, peer: int, offset: int = 0) -> None:
@@ -530,6 +485,17 @@ def wait_signal(hdl: SymmetricMemory, peer: int) -> None:
     """
     _check_handle("wait_signal", hdl)
     hdl.wait_signal(peer)
+
+
+def _start(operation: str, dtype: torch.dtype, storage_offset: int) -> int:
+    """The offset of an element in bytes."""
+    if not isinstance(dtype, torch.dtype):
+        raise InvalidArgumentError(f"{operation}: dtype is {dtype!r}; give a torch.dtype")
+    if not isinstance(storage_offset, int) or storage_offset < 0:
+        raise InvalidArgumentError(
+            f"{operation}: storage_offset is {storage_offset!r}; give the number of elements from the start"
+        )
+    return storage_offset * dtype.itemsize
 
 
 def _check_handle(operation: str, handle: SymmetricMemory) -> None:

@@ -46,12 +46,7 @@ class GroupInfo:
 
 
 class _WatchingStore:
-    """The store of a process group, which checks that its ranks are alive while the core waits for them.
-
-    Args:
-        base: A torch Store.
-        process_group: A weak reference to the group.
-    """
+    """The torch Store of a process group, which checks that its ranks are alive while the core waits for them."""
 
     def __init__(self, base: Any, process_group: Callable[[], dist.ProcessGroup | None]) -> None:
         self._base, self._process_group = base, process_group
@@ -83,8 +78,9 @@ class RankGroup:
         self.changed_store = None if process_group is None else c10d.changed_store(process_group)
         # Weak: a process group that is destroyed must not be kept alive here.
         self.process_group = None if process_group is None else weakref.ref(process_group)
-        known = None if process_group is None else _torch_compat.ranks_of(process_group)
-        self.global_ranks = tuple(range(info.world_size)) if known is None else known
+        self.global_ranks = tuple(range(info.world_size))
+        if process_group is not None:
+            self.global_ranks = _torch_compat.ranks_of(process_group)
         self.slots: dict[Slot[Any], Any] = {}  # values of other modules: buffers
         self._lock = threading.Lock()
         self._group: Group | None = None
@@ -234,10 +230,6 @@ def enable_symm_mem_for_group(group_name: str) -> None:
 
 def resolve(group: GroupLike, operation: str) -> RankGroup:
     """The group for a group argument. Not collective.
-
-    Args:
-        group: A group, or the name of one.
-        operation: The name of the function that was called, with which the texts of errors begin.
 
     Raises:
         NotFoundError: No group has this name.

@@ -6,7 +6,7 @@ from phalanx.collectives import GroupLike, c10d
 from phalanx.core import InvalidArgumentError, NotFoundError, PhalanxError, Symm, ffi
 from phalanx.symm_mem import _cuda
 from phalanx.symm_mem._allocation import find
-from phalanx.symm_mem._handle import SymmetricMemory, handles_of, live_handles
+from phalanx.symm_mem._handle import HANDLES, LIVE_HANDLES, SymmetricMemory
 from phalanx.symm_mem._process_group import RankGroup, resolve
 from phalanx.symm_mem._state import Allocation, current
 
@@ -41,9 +41,8 @@ def rendezvous(tensor: torch.Tensor, group: GroupLike | None = None, *, timeout_
         >>> handle.world_size, handle.buffer_size
         (2, 16)
     """
-    allocation, offset = _allocation_of("rendezvous", tensor)
-    members = resolve(_group_of("rendezvous", allocation, group), "rendezvous")
-    handle = handles_of(allocation).by_place.get((members, offset))
+    allocation, offset, members = _located("rendezvous", tensor, group)
+    handle = HANDLES.of(allocation).by_place.get((members, offset))
     if handle is not None:
         return handle
     _cuda.refuse_capture("rendezvous", tensor.device, "ranks cannot connect during a capture; call it before")
@@ -87,9 +86,8 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
         >>> get_symmetric_memory(tensor, group) is handle
         True
     """
-    allocation, offset = _allocation_of("get_symmetric_memory", tensor)
-    members = resolve(_group_of("get_symmetric_memory", allocation, group), "get_symmetric_memory")
-    handle = handles_of(allocation).by_place.get((members, offset))
+    allocation, offset, members = _located("get_symmetric_memory", tensor, group)
+    handle = HANDLES.of(allocation).by_place.get((members, offset))
     if handle is not None:
         return handle
     core_group = members.initialized()
@@ -105,14 +103,14 @@ def get_symmetric_memory(tensor: torch.Tensor, group: GroupLike | None = None) -
 
 def _handle(allocation: Allocation, members: RankGroup, symm: Symm, offset: int) -> SymmetricMemory:
     """The handle for this offset in a block, which another thread may have made before."""
-    handles = handles_of(allocation)
+    handles = HANDLES.of(allocation)
     order = handles.orders.setdefault(members, _cuda.StreamOrder())
     new = SymmetricMemory(members, symm, allocation.device, offset, order)
     handle = handles.by_place.setdefault((members, offset), new)
     if handle is new:
         context = current()
         with context.lock:
-            live_handles(context).add(handle)
+            LIVE_HANDLES.of(context).add(handle)
     return handle
 
 
@@ -127,21 +125,18 @@ class _WindowMemory:
 c10d.set_symmetric_memory(_WindowMemory())
 
 
-def _allocation_of(operation: str, tensor: torch.Tensor) -> tuple[Allocation, int]:
+def _located(operation: str, tensor: torch.Tensor, group: GroupLike | None) -> tuple[Allocation, int, RankGroup]:
+    """The allocation of a tensor, the tensor's offset in it, and the group that is meant."""
     place = find(tensor, operation)
     if place is None:
         raise InvalidArgumentError(
             f"{operation}: the tensor ({list(tensor.shape)}, {tensor.dtype}, {tensor.device}) is ordinary memory, not "
             "symmetric memory of this rank; allocate it with phalanx.symm_mem.empty"
         )
-    return place
-
-
-def _group_of(operation: str, allocation: Allocation, group: GroupLike | None) -> GroupLike:
-    wish = allocation.group_name if group is None else group
+    wish = place[0].group_name if group is None else group
     if wish is None:
         raise InvalidArgumentError(
             f"{operation}: no group was given, and the tensor was allocated without a group_name; give a group, such "
             "as torch.distributed.group.WORLD"
         )
-    return wish
+    return place[0], place[1], resolve(wish, operation)

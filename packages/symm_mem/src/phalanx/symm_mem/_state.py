@@ -26,11 +26,7 @@ class HasSlots(Protocol):
 
 
 class Slot(Generic[T]):
-    """A value that a module keeps on an object of a module below it.
-
-    Args:
-        make: Makes the value at its first use.
-    """
+    """A value that a module keeps on an object of a module below it. `make` makes it at its first use."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make

@@ -6,7 +6,7 @@ from types import MappingProxyType
 
 from phalanx.core import MemoryCount
 from phalanx.symm_mem import _cuda
-from phalanx.symm_mem._handle import handles_of, live_handles
+from phalanx.symm_mem._handle import HANDLES, LIVE_HANDLES
 from phalanx.symm_mem._state import Allocation, current
 
 
@@ -86,20 +86,16 @@ def get_mem_stats() -> MemStats:
     _cuda.drain()
     world = context.world
     with context.lock:
-        handles = list(live_handles(context))
+        handles = list(LIVE_HANDLES.of(context))
         allocations = list(context.allocations.values())
     blocks = []
-    for allocation, alloc_id in [
-        (allocation, allocation.alloc_id) for allocation in allocations if allocation.alloc_id is not None
-    ]:
-        block = world.find(allocation.address)
-        if block is not None and block.alloc_id == alloc_id:  # otherwise it was dropped meanwhile
-            handle_count = len(handles_of(allocation).by_place)
-            blocks.append(
-                PersistentBlock(
-                    alloc_id, allocation.group_name, allocation.device, allocation.size, block.live, handle_count
-                )
-            )
+    for each in allocations:
+        if each.alloc_id is None:
+            continue
+        block = world.find(each.address)
+        if block is not None and block.alloc_id == each.alloc_id:  # otherwise it was dropped meanwhile
+            count = len(HANDLES.of(each).by_place)
+            blocks.append(PersistentBlock(each.alloc_id, each.group_name, each.device, each.size, block.live, count))
     stats = MemStats(*world.mem_count())
     stats.by_device = _by_device(allocations)
     stats.persistent = tuple(sorted(blocks, key=lambda block: (block.alloc_id, block.group_name or "", block.device)))

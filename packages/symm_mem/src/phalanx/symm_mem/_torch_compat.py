@@ -27,11 +27,7 @@ from phalanx.core.timeouts import milliseconds
 
 
 def process_group_named(name: str) -> dist.ProcessGroup | None:
-    """The torch process group of this name, or None.
-
-    Args:
-        name: As `ProcessGroup.group_name` gives it.
-    """
+    """The torch process group of this name, or None."""
     try:
         group: dist.ProcessGroup = _resolve_process_group(name)  # type: ignore[arg-type]
     except (RuntimeError, ValueError):
@@ -40,11 +36,7 @@ def process_group_named(name: str) -> dist.ProcessGroup | None:
 
 
 def store_of(group: dist.ProcessGroup) -> Any:
-    """The torch Store of a process group, with the group's own prefix.
-
-    Args:
-        group: Any torch process group.
-    """
+    """The torch Store of a process group, with the group's own prefix."""
     try:
         return _get_process_group_store(group)
     except (KeyError, RuntimeError, ValueError):  # it was made without torch.distributed
@@ -89,25 +81,12 @@ def scaled_mm(
 ) -> torch.Tensor:
     """(a * scale_a) @ (b * scale_b) + bias of matrices in float8, which torch also computes on CPU. Read in 2.13.
 
-    torch.nn.functional.scaled_mm is public, but takes no result scale.
-
-    Args:
-        a: A matrix [M, K] of a float8 dtype.
-        b: A matrix [K, N] of a float8 dtype.
-        scale_a: float32, one element, or [M, 1].
-        scale_b: float32, one element, or [1, N].
-        bias: [N] or None.
-        result_scale: float32, one element; used only for results of float8.
-        out_dtype: The dtype of the result; None is that of `a`.
-        use_fast_accum: Ignored on CPU.
-        out: Contiguous [M, N] of the dtype of the result, or None.
+    torch.nn.functional.scaled_mm is public, but takes no result scale. That is used only for results of float8. `out`
+    must be contiguous. Scales are of float32: one element, or [M, 1] and [1, N].
     """
     arguments = (a, b, scale_a, scale_b, bias, result_scale, out_dtype, use_fast_accum)
-    product: torch.Tensor = (
-        torch.ops.aten._scaled_mm.default(*arguments)
-        if out is None
-        else torch.ops.aten._scaled_mm.out(*arguments, out=out)
-    )
+    op = torch.ops.aten._scaled_mm
+    product: torch.Tensor = op.default(*arguments) if out is None else op.out(*arguments, out=out)
     return product
 
 

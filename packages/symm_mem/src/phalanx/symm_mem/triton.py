@@ -111,21 +111,7 @@ def team_of(handle: SymmetricMemory) -> Team:
         PhalanxError: The GPU cannot map the memory of the ranks.
     """
     team = ffi.cast("phx_team *", handle.team)
-
-    def address(pointer: Any) -> int:
-        return int(ffi.cast("uintptr_t", pointer))
-
-    return Team(
-        int(team.group_rank),
-        int(team.group_size),
-        int(team.channels),
-        int(team.pad_stride),
-        address(team.buffers),
-        address(team.pads),
-        address(team.multicast),
-        int(team.bytes),
-        address(team.failed),
-    )
+    return Team(*(int(ffi.cast("uintptr_t", getattr(team, field))) for field in Team._fields))
 
 
 class _Missing:
@@ -153,7 +139,7 @@ try:
     constexpr: Any = tl.constexpr
     PHX_ERR_REVOKED: Any = tl.constexpr(-6)
 except ImportError:
-    jit, tl, constexpr = _Missing, None, Any
+    jit, tl, constexpr = _Missing, None, str
     PHX_ERR_REVOKED = -6
 
 
@@ -295,48 +281,6 @@ phx_team_block_barrier = phx_team_barrier  # a program is a block
 
 
 @jit
-def _switches_at_once(team, offset, form: constexpr):
-    return tl.inline_asm_elementwise(
-        "multimem.ld_reduce.relaxed.sys.global." + form + " {$0, $1, $2, $3}, [$4];",
-        "=r,=r,=r,=r,l",
-        [team.multicast + offset],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=False,
-        pack=1,
-    )
-
-
-@jit
-def _switches_by_fours(team, offset, form: constexpr):
-    return tl.inline_asm_elementwise(
-        "multimem.ld_reduce.relaxed.sys.global." + form + " $0, [$4];"
-        "multimem.ld_reduce.relaxed.sys.global." + form + " $1, [$4 + 4];"
-        "multimem.ld_reduce.relaxed.sys.global." + form + " $2, [$4 + 8];"
-        "multimem.ld_reduce.relaxed.sys.global." + form + " $3, [$4 + 12];",
-        "=&r,=&r,=&r,=&r,l",
-        [team.multicast + offset],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=False,
-        pack=1,
-    )
-
-
-@jit
-def _switches_by_eights(team, offset, form: constexpr):
-    return tl.inline_asm_elementwise(
-        "{ .reg .b64 first, second;"
-        "multimem.ld_reduce.relaxed.sys.global." + form + " first, [$4];"
-        "multimem.ld_reduce.relaxed.sys.global." + form + " second, [$4 + 8];"
-        "mov.b64 {$0, $1}, first; mov.b64 {$2, $3}, second; }",
-        "=&r,=&r,=&r,=&r,l",
-        [team.multicast + offset],
-        dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
-        is_pure=False,
-        pack=1,
-    )
-
-
-@jit
 def phx_multicast_fence():
     """Between what is done by the blocks and by multicast, which are two addresses of one memory. See device.h."""
     tl.inline_asm_elementwise("fence.proxy.alias; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
@@ -355,127 +299,57 @@ def phx_multicast_put(team, offset, a, b, c, d):
     )
 
 
-@jit
-def phx_multicast_sum_f32x4(team, offset):
-    """The sum over the blocks of all ranks, in an order of the switch's own."""
-    return _switches_at_once(team, offset, "add.v4.f32")
+# The reductions over the blocks of all ranks, for each offset: four int32. `{load}` is an instruction without operands.
+_AT_ONCE = "{load} {{$0, $1, $2, $3}}, [$4];"
+_BY_FOURS = "{load} $0, [$4]; {load} $1, [$4 + 4]; {load} $2, [$4 + 8]; {load} $3, [$4 + 12];"
+_BY_EIGHTS = (
+    "{{ .reg .b64 first, second; {load} first, [$4]; {load} second, [$4 + 8]; "
+    "mov.b64 {{$0, $1}}, first; mov.b64 {{$2, $3}}, second; }}"
+)
 
 
-@jit
-def phx_multicast_sum_f16x8(team, offset):
-    """The sum, added up in float32 and rounded once."""
-    return _switches_at_once(team, offset, "add.acc::f32.v4.f16x2")
+def _reduction(name: str, form: str, instruction: str, doc: str) -> Any:
+    assembly = constexpr(form.format(load=f"multimem.ld_reduce.relaxed.sys.global.{instruction}"))
+    # "&": the address is still read after the first result has been written.
+    operands = constexpr("=r,=r,=r,=r,l" if form is _AT_ONCE else "=&r,=&r,=&r,=&r,l")
+
+    def reduce(team, offset):
+        return tl.inline_asm_elementwise(
+            assembly,
+            operands,
+            [team.multicast + offset],
+            dtype=(tl.int32, tl.int32, tl.int32, tl.int32),
+            is_pure=False,
+            pack=1,
+        )
+
+    reduce.__name__ = reduce.__qualname__ = f"phx_multicast_{name}"  # Triton tells functions apart by it
+    reduce.__doc__ = doc
+    return jit(reduce)
 
 
-@jit
-def phx_multicast_sum_bf16x8(team, offset):
-    """The sum, added up in float32 and rounded once."""
-    return _switches_at_once(team, offset, "add.acc::f32.v4.bf16x2")
-
-
-@jit
-def phx_multicast_sum_f64x2(team, offset):
-    """The sum, in an order of the switch's own."""
-    return _switches_by_eights(team, offset, "add.f64")
-
-
-@jit
-def phx_multicast_sum_u32x4(team, offset):
-    """The sum, of signed integers as well."""
-    return _switches_by_fours(team, offset, "add.u32")
-
-
-@jit
-def phx_multicast_sum_u64x2(team, offset):
-    """The sum, of signed integers as well."""
-    return _switches_by_eights(team, offset, "add.u64")
-
-
-@jit
-def phx_multicast_min_f16x8(team, offset):
-    """The minimum; with a NaN left open."""
-    return _switches_at_once(team, offset, "min.v4.f16x2")
-
-
-@jit
-def phx_multicast_min_bf16x8(team, offset):
-    """The minimum; with a NaN left open."""
-    return _switches_at_once(team, offset, "min.v4.bf16x2")
-
-
-@jit
-def phx_multicast_min_u32x4(team, offset):
-    """The minimum."""
-    return _switches_by_fours(team, offset, "min.u32")
-
-
-@jit
-def phx_multicast_min_i32x4(team, offset):
-    """The minimum."""
-    return _switches_by_fours(team, offset, "min.s32")
-
-
-@jit
-def phx_multicast_min_u64x2(team, offset):
-    """The minimum."""
-    return _switches_by_eights(team, offset, "min.u64")
-
-
-@jit
-def phx_multicast_min_i64x2(team, offset):
-    """The minimum."""
-    return _switches_by_eights(team, offset, "min.s64")
-
-
-@jit
-def phx_multicast_max_f16x8(team, offset):
-    """The maximum; with a NaN left open."""
-    return _switches_at_once(team, offset, "max.v4.f16x2")
-
-
-@jit
-def phx_multicast_max_bf16x8(team, offset):
-    """The maximum; with a NaN left open."""
-    return _switches_at_once(team, offset, "max.v4.bf16x2")
-
-
-@jit
-def phx_multicast_max_u32x4(team, offset):
-    """The maximum."""
-    return _switches_by_fours(team, offset, "max.u32")
-
-
-@jit
-def phx_multicast_max_i32x4(team, offset):
-    """The maximum."""
-    return _switches_by_fours(team, offset, "max.s32")
-
-
-@jit
-def phx_multicast_max_u64x2(team, offset):
-    """The maximum."""
-    return _switches_by_eights(team, offset, "max.u64")
-
-
-@jit
-def phx_multicast_max_i64x2(team, offset):
-    """The maximum."""
-    return _switches_by_eights(team, offset, "max.s64")
-
-
-@jit
-def phx_multicast_and_b64x2(team, offset):
-    """`and` of each bit."""
-    return _switches_by_eights(team, offset, "and.b64")
-
-
-@jit
-def phx_multicast_or_b64x2(team, offset):
-    """`or` of each bit."""
-    return _switches_by_eights(team, offset, "or.b64")
-
-
-@jit
-def phx_multicast_xor_b64x2(team, offset):
-    """`xor` of each bit."""
-    return _switches_by_eights(team, offset, "xor.b64")
+phx_multicast_sum_f32x4 = _reduction("sum_f32x4", _AT_ONCE, "add.v4.f32", "The sum, in an order of the switch's own.")
+phx_multicast_sum_f16x8 = _reduction(
+    "sum_f16x8", _AT_ONCE, "add.acc::f32.v4.f16x2", "The sum in float32, rounded once."
+)
+phx_multicast_sum_bf16x8 = _reduction(
+    "sum_bf16x8", _AT_ONCE, "add.acc::f32.v4.bf16x2", "The sum in float32, rounded once."
+)
+phx_multicast_sum_f64x2 = _reduction("sum_f64x2", _BY_EIGHTS, "add.f64", "The sum, in an order of the switch's own.")
+phx_multicast_sum_u32x4 = _reduction("sum_u32x4", _BY_FOURS, "add.u32", "The sum, of signed integers as well.")
+phx_multicast_sum_u64x2 = _reduction("sum_u64x2", _BY_EIGHTS, "add.u64", "The sum, of signed integers as well.")
+phx_multicast_min_f16x8 = _reduction("min_f16x8", _AT_ONCE, "min.v4.f16x2", "The minimum; with a NaN left open.")
+phx_multicast_min_bf16x8 = _reduction("min_bf16x8", _AT_ONCE, "min.v4.bf16x2", "The minimum; with a NaN left open.")
+phx_multicast_min_u32x4 = _reduction("min_u32x4", _BY_FOURS, "min.u32", "The minimum.")
+phx_multicast_min_i32x4 = _reduction("min_i32x4", _BY_FOURS, "min.s32", "The minimum.")
+phx_multicast_min_u64x2 = _reduction("min_u64x2", _BY_EIGHTS, "min.u64", "The minimum.")
+phx_multicast_min_i64x2 = _reduction("min_i64x2", _BY_EIGHTS, "min.s64", "The minimum.")
+phx_multicast_max_f16x8 = _reduction("max_f16x8", _AT_ONCE, "max.v4.f16x2", "The maximum; with a NaN left open.")
+phx_multicast_max_bf16x8 = _reduction("max_bf16x8", _AT_ONCE, "max.v4.bf16x2", "The maximum; with a NaN left open.")
+phx_multicast_max_u32x4 = _reduction("max_u32x4", _BY_FOURS, "max.u32", "The maximum.")
+phx_multicast_max_i32x4 = _reduction("max_i32x4", _BY_FOURS, "max.s32", "The maximum.")
+phx_multicast_max_u64x2 = _reduction("max_u64x2", _BY_EIGHTS, "max.u64", "The maximum.")
+phx_multicast_max_i64x2 = _reduction("max_i64x2", _BY_EIGHTS, "max.s64", "The maximum.")
+phx_multicast_and_b64x2 = _reduction("and_b64x2", _BY_EIGHTS, "and.b64", "`and` of each bit.")
+phx_multicast_or_b64x2 = _reduction("or_b64x2", _BY_EIGHTS, "or.b64", "`or` of each bit.")
+phx_multicast_xor_b64x2 = _reduction("xor_b64x2", _BY_EIGHTS, "xor.b64", "`xor` of each bit.")

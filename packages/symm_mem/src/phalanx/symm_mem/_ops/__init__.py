@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from phalanx.collectives import bits, profiling
-from phalanx.symm_mem._ops import (
+from phalanx.symm_mem._ops import (  # noqa: F401  # they declare their ops
     all_reduce,
     all_to_all_nd,
     all_to_all_vdev,
@@ -36,19 +36,10 @@ from phalanx.symm_mem._ops import (
     reduce_scatter_offset,
     scaled_matmul,
 )
+from phalanx.symm_mem._ops._common import OPS, arguments_of
 from phalanx.symm_mem._process_group import resolve
 
-_MODULES = (
-    all_reduce,
-    all_to_all_nd,
-    all_to_all_vdev,
-    fused_matmul,
-    memset32,
-    p2p,
-    reduce_scatter_offset,
-    scaled_matmul,
-)
-_PROFILED = (all_reduce, all_to_all_nd, all_to_all_vdev, reduce_scatter_offset)
+_PROFILED = {module.__name__ for module in (all_reduce, all_to_all_nd, all_to_all_vdev, reduce_scatter_offset)}
 _libraries: list[Any] = []  # ops exist as long as their library
 
 
@@ -59,18 +50,17 @@ def register() -> None:
     make: Any = torch.library.Library  # public, without types
     library = make("phalanx", "FRAGMENT")
     _libraries.append(library)
-    for module in _MODULES:
-        for schema, kernel, fake in module.OPS:
-            name = schema.partition("(")[0]
-            library.define(schema)
-            run = _profiled(schema, kernel) if module in _PROFILED else kernel
-            for key in ("CPU", "CUDA"):
-                library.impl(name, run, key)
-            torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
-            overload = getattr(torch.ops.phalanx, name).default
-            bits.register(library, {name: overload})
-            if schema.endswith("-> ()"):  # kept in graphs although they have no result
-                torch.fx.has_side_effect(overload)
+    for schema, kernel, fake in OPS:
+        name = schema.partition("(")[0]
+        library.define(schema)
+        run = _profiled(schema, kernel) if kernel.__module__ in _PROFILED else kernel
+        for key in ("CPU", "CUDA"):
+            library.impl(name, run, key)
+        torch.library.register_fake(f"phalanx::{name}", fake, lib=library)
+        overload = getattr(torch.ops.phalanx, name).default
+        bits.register(library, {name: overload})
+        if schema.endswith("-> ()"):  # kept in graphs although they have no result
+            torch.fx.has_side_effect(overload)
 
 
 _COLLECTIVES = {"all_reduce": "allreduce", "reduce_scatter": "_reduce_scatter_base", "all_to_all": "all_to_allv"}
@@ -78,8 +68,7 @@ _COLLECTIVES = {"all_reduce": "allreduce", "reduce_scatter": "_reduce_scatter_ba
 
 def _profiled(schema: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel, shown to torch's profilers as a collective once the group is initialized."""
-    listed = schema[schema.index("(") + 1 : schema.rindex(") ->")].split(", ")
-    names = [argument.split()[-1].partition("=")[0] for argument in listed if argument != "*"]
+    names = [argument.split()[-1].partition("=")[0] for argument in arguments_of(schema)]
     if "group_name" not in names:
         return kernel
     name = schema.partition("(")[0]

@@ -9,20 +9,22 @@ from phalanx.symm_mem._handle import SymmetricMemory
 from phalanx.symm_mem._ops._common import (
     check_like,
     core_dtype,
-    fake_last,
-    fake_none,
     handle_of,
+    op,
+    part_of,
     peer_views,
     reduce_views,
     reduction_of,
     size_of,
 )
 
+_REDUCTION = "str reduce_op, str group_name"
+
 
 def _reduce_into(
     operation: str, symmetric: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor, algo: Algo
 ) -> torch.Tensor:
-    op = reduction_of(operation, reduce_op)
+    reduction = reduction_of(operation, reduce_op)
     check_like(operation, out, symmetric.shape, symmetric)
     handle = handle_of(operation, symmetric, group_name)
     target = out if out.is_contiguous() else out.new_empty(out.shape)
@@ -32,18 +34,25 @@ def _reduce_into(
         None if in_place else target.data_ptr(),
         symmetric.numel(),
         core_dtype(symmetric),
-        op,
+        reduction,
         algo=algo,
         stream=handle.stream(),
     )
     return out if target is out else out.copy_(target)
 
 
+def _new(tensor: torch.Tensor, *rest: object) -> torch.Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+@op(f"one_shot_all_reduce(Tensor input, {_REDUCTION}) -> Tensor", _new)
+@op(f"multimem_one_shot_all_reduce(Tensor input, {_REDUCTION}) -> Tensor", _new)
 def one_shot_all_reduce(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
-    return _reduce_into("one_shot_all_reduce", tensor, reduce_op, group_name, out, Algo.ONE_SHOT)
+    return _reduce_into("one_shot_all_reduce", tensor, reduce_op, group_name, _new(tensor), Algo.ONE_SHOT)
 
 
+@op(f"one_shot_all_reduce_out(Tensor input, {_REDUCTION}, Tensor(a!) out) -> Tensor(a!)")
+@op(f"multimem_one_shot_all_reduce_out(Tensor input, {_REDUCTION}, Tensor(a!) out) -> Tensor(a!)")
 def one_shot_all_reduce_out(tensor: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor) -> torch.Tensor:
     return _reduce_into("one_shot_all_reduce_out", tensor, reduce_op, group_name, out, Algo.ONE_SHOT)
 
@@ -64,13 +73,17 @@ def _copied(operation: str, symm_buffer: torch.Tensor, local_input: torch.Tensor
     return placed
 
 
+_COPY = f"Tensor symm_buffer, Tensor local_input, {_REDUCTION}"
+
+
+@op(f"one_shot_all_reduce_copy({_COPY}) -> Tensor", lambda symm_buffer, local_input, *rest: _new(local_input))
 def one_shot_all_reduce_copy(
     symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str
 ) -> torch.Tensor:
-    out = torch.empty_like(local_input, memory_format=torch.contiguous_format)
-    return one_shot_all_reduce_copy_out(symm_buffer, local_input, reduce_op, group_name, out)
+    return one_shot_all_reduce_copy_out(symm_buffer, local_input, reduce_op, group_name, _new(local_input))
 
 
+@op(f"one_shot_all_reduce_copy_out({_COPY}, Tensor(a!) out) -> Tensor(a!)")
 def one_shot_all_reduce_copy_out(
     symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
@@ -79,10 +92,12 @@ def one_shot_all_reduce_copy_out(
     return _reduce_into(operation, placed, reduce_op, group_name, out, Algo.ONE_SHOT)
 
 
+@op(f"two_shot_all_reduce_(Tensor(a!) input, {_REDUCTION}) -> Tensor(a!)")
 def two_shot_all_reduce_(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
     return _reduce_into("two_shot_all_reduce_", tensor, reduce_op, group_name, tensor, Algo.TWO_SHOT)
 
 
+@op(f"two_shot_all_reduce_out(Tensor(a!) input, {_REDUCTION}, Tensor(b!) output) -> Tensor(b!)")
 def two_shot_all_reduce_out(
     tensor: torch.Tensor, reduce_op: str, group_name: str, output: torch.Tensor
 ) -> torch.Tensor:
@@ -101,6 +116,7 @@ def _by_switch(handle: SymmetricMemory, reduce: Callable[[Algo], object]) -> Non
     reduce(Algo.AUTO)
 
 
+@op(f"multimem_all_reduce_(Tensor(a!) input, {_REDUCTION}) -> Tensor(a!)")
 def multimem_all_reduce_(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
     operation = "multimem_all_reduce_"
     if tensor.is_cpu:
@@ -110,11 +126,12 @@ def multimem_all_reduce_(tensor: torch.Tensor, reduce_op: str, group_name: str) 
     return tensor
 
 
+@op("multimem_one_shot_reduce_out(Tensor input, str reduce_op, int root, str group_name, Tensor(a!) out) -> Tensor(a!)")
 def multimem_one_shot_reduce_out(
     tensor: torch.Tensor, reduce_op: str, root: int, group_name: str, out: torch.Tensor
 ) -> torch.Tensor:
     operation = "multimem_one_shot_reduce_out"
-    op = reduction_of(operation, reduce_op)
+    reduction = reduction_of(operation, reduce_op)
     handle = handle_of(operation, tensor, group_name)
     _check_root(operation, root, handle.world_size)
     is_root = handle.rank == root
@@ -124,7 +141,8 @@ def multimem_one_shot_reduce_out(
     to, count, dtype = target.data_ptr() if is_root else None, tensor.numel(), core_dtype(tensor)
     stream = handle.stream()
     _by_switch(
-        handle, lambda algo: handle.symm.reduce(handle.offset, to, count, dtype, op, root, algo=algo, stream=stream)
+        handle,
+        lambda algo: handle.symm.reduce(handle.offset, to, count, dtype, reduction, root, algo=algo, stream=stream),
     )
     return out.copy_(target) if is_root and target is not out else out
 
@@ -134,17 +152,13 @@ def _check_root(operation: str, root: int, size: int) -> None:
         raise InvalidArgumentError(f"{operation}: root is {root}; the ranks of the group are 0 to {size - 1}")
 
 
+@op("reduce_scatter_out(Tensor(a!) input, str group_name, bool split_last_dim, Tensor(b!) output) -> Tensor(b!)")
 def reduce_scatter_out(
     tensor: torch.Tensor, group_name: str, split_last_dim: bool, output: torch.Tensor
 ) -> torch.Tensor:
     operation = "reduce_scatter_out"
-    size, dim = size_of(group_name), tensor.dim() - 1 if split_last_dim else 0
-    if tensor.dim() == 0 or tensor.shape[dim] % size:
-        raise InvalidArgumentError(
-            f"{operation}: dim {max(dim, 0)} of {list(tensor.shape)} must be a multiple of the group size {size}"
-        )
-    shape = list(tensor.shape)
-    shape[dim] //= size
+    dim = max(tensor.dim() - 1, 0) if split_last_dim else 0
+    shape = part_of(operation, tensor.shape, dim, size_of(group_name))
     check_like(operation, output, shape, tensor)
     handle = handle_of(operation, tensor, group_name)
     if dim != 0:  # columns: not contiguous in the blocks
@@ -160,12 +174,17 @@ def reduce_scatter_out(
     return output if target is output else output.copy_(target)
 
 
+@op('tile_reduce(Tensor in_tile, Tensor(a!) out_tile, int root, str group_name, str reduce_op="sum") -> ()')
 def tile_reduce(
     in_tile: torch.Tensor, out_tile: torch.Tensor, root: int, group_name: str, reduce_op: str = "sum"
 ) -> None:
     _reduce_tiles("tile_reduce", [in_tile], out_tile, [root], group_name, reduce_op)
 
 
+@op(
+    "multi_root_tile_reduce(Tensor[] in_tiles, Tensor(a!) out_tile, int[] roots, str group_name, "
+    'str reduce_op="sum") -> ()'
+)
 def multi_root_tile_reduce(
     in_tiles: Sequence[torch.Tensor],
     out_tile: torch.Tensor,
@@ -205,78 +224,3 @@ def _reduce_tiles(
     for i in mine:
         out_tile.copy_(reduce_views(peer_views(handles[i], in_tiles[i]), reduce_op))
     handles[0].barrier()  # peers have read this rank's
-
-
-# ---- fake kernels -----------------------------------------------------------------------------------
-
-
-def _new(tensor: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _new_of_second(
-    symm_buffer: torch.Tensor, local_input: torch.Tensor, reduce_op: str, group_name: str
-) -> torch.Tensor:
-    return torch.empty_like(local_input, memory_format=torch.contiguous_format)
-
-
-def _first(tensor: torch.Tensor, *rest: object) -> torch.Tensor:
-    return tensor
-
-
-_GROUP = "str reduce_op, str group_name"
-_REDUCE = "multimem_one_shot_reduce_out(Tensor input, str reduce_op, int root, str group_name, Tensor(a!) out)"
-OPS = [
-    (f"one_shot_all_reduce(Tensor input, {_GROUP}) -> Tensor", one_shot_all_reduce, _new),
-    (
-        f"one_shot_all_reduce_out(Tensor input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
-        one_shot_all_reduce_out,
-        fake_last,
-    ),
-    (
-        f"one_shot_all_reduce_copy(Tensor symm_buffer, Tensor local_input, {_GROUP}) -> Tensor",
-        one_shot_all_reduce_copy,
-        _new_of_second,
-    ),
-    (
-        f"one_shot_all_reduce_copy_out(Tensor symm_buffer, Tensor local_input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
-        one_shot_all_reduce_copy_out,
-        fake_last,
-    ),
-    (f"two_shot_all_reduce_(Tensor(a!) input, {_GROUP}) -> Tensor(a!)", two_shot_all_reduce_, _first),
-    (
-        f"two_shot_all_reduce_out(Tensor(a!) input, {_GROUP}, Tensor(b!) output) -> Tensor(b!)",
-        two_shot_all_reduce_out,
-        fake_last,
-    ),
-    (f"multimem_all_reduce_(Tensor(a!) input, {_GROUP}) -> Tensor(a!)", multimem_all_reduce_, _first),
-    (f"multimem_one_shot_all_reduce(Tensor input, {_GROUP}) -> Tensor", one_shot_all_reduce, _new),
-    (
-        f"multimem_one_shot_all_reduce_out(Tensor input, {_GROUP}, Tensor(a!) out) -> Tensor(a!)",
-        one_shot_all_reduce_out,
-        fake_last,
-    ),
-    (
-        f"{_REDUCE} -> Tensor(a!)",
-        multimem_one_shot_reduce_out,
-        fake_last,
-    ),
-    (
-        "reduce_scatter_out(Tensor(a!) input, str group_name, bool split_last_dim, Tensor(b!) output) -> Tensor(b!)",
-        reduce_scatter_out,
-        fake_last,
-    ),
-    (
-        'tile_reduce(Tensor in_tile, Tensor(a!) out_tile, int root, str group_name, str reduce_op="sum") -> ()',
-        tile_reduce,
-        fake_none,
-    ),
-    (
-        (
-            "multi_root_tile_reduce(Tensor[] in_tiles, Tensor(a!) out_tile, int[] roots, str group_name, "
-            'str reduce_op="sum") -> ()'
-        ),
-        multi_root_tile_reduce,
-        fake_none,
-    ),
-]

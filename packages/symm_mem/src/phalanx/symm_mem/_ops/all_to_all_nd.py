@@ -1,10 +1,12 @@
 """all_to_all of blocks of rows or columns, and sums of what the ranks gave, without a permuted copy."""
 
+from typing import Any
+
 import torch
 
 from phalanx.collectives import GroupLike
 from phalanx.core import InvalidArgumentError
-from phalanx.symm_mem._ops._common import check_like, handle_of, peer_views, reduce_views, reduction_of, size_of
+from phalanx.symm_mem._ops._common import check_like, handle_of, op, peer_views, reduce_views, reduction_of, size_of
 from phalanx.symm_mem._process_group import resolve
 
 _OPERATION = "all_to_all_nd"
@@ -107,6 +109,11 @@ def _blocks(
     return length, parted
 
 
+def _fake(*arguments: Any) -> None:
+    _blocks(*arguments)
+
+
+@op("all_to_all_nd(Tensor input, Tensor(a!) out, int scatter_dim, int gather_dim, str group_name) -> ()", _fake)
 def _kernel(tensor: torch.Tensor, out: torch.Tensor, scatter_dim: int, gather_dim: int, group_name: str) -> None:
     length, parted = _blocks(tensor, out, scatter_dim, gather_dim, group_name)
     if tensor.numel() and tensor.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
@@ -117,16 +124,3 @@ def _kernel(tensor: torch.Tensor, out: torch.Tensor, scatter_dim: int, gather_di
     for place, view in zip(places, peer_views(handle, tensor.detach()), strict=True):
         place.copy_(view.narrow(scatter_dim, handle.rank * length, length).reshape(place.shape))
     handle.barrier()  # all ranks have read this rank's
-
-
-def _fake(tensor: torch.Tensor, out: torch.Tensor, scatter_dim: int, gather_dim: int, group_name: str) -> None:
-    _blocks(tensor, out, scatter_dim, gather_dim, group_name)
-
-
-OPS = [
-    (
-        "all_to_all_nd(Tensor input, Tensor(a!) out, int scatter_dim, int gather_dim, str group_name) -> ()",
-        _kernel,
-        _fake,
-    ),
-]

@@ -18,11 +18,14 @@ import torch
 
 from phalanx.core import InvalidArgumentError, MismatchError
 from phalanx.symm_mem._cuda import refuse_capture
-from phalanx.symm_mem._ops._common import fake_none, handle_of
+from phalanx.symm_mem._ops._common import handle_of, op
 from phalanx.symm_mem._ops.unfused import gather_into
 from phalanx.symm_mem._process_group import RankGroup, resolve
 
+_ROWS, _OUT_SPLITS = "Tensor input, Tensor(a!) out", "Tensor(a!) out_splits_offsets, str group_name"
 
+
+@op(f"all_to_all_vdev({_ROWS}, Tensor in_splits, {_OUT_SPLITS}) -> ()")
 def all_to_all_vdev(
     tensor: torch.Tensor, out: torch.Tensor, in_splits: torch.Tensor, out_splits_offsets: torch.Tensor, group_name: str
 ) -> None:
@@ -36,6 +39,7 @@ def all_to_all_vdev(
     exchange.run(counts, _starts(exchange.splits).view(size, size, 1), by_expert=False)
 
 
+@op(f"all_to_all_vdev_2d({_ROWS}, Tensor in_splits, {_OUT_SPLITS}, int? major_align=None) -> ()")
 def all_to_all_vdev_2d(
     tensor: torch.Tensor,
     out: torch.Tensor,
@@ -59,6 +63,7 @@ def all_to_all_vdev_2d(
     exchange.run(counts, _starts(exchange.splits).view(counts.shape), by_expert=True)
 
 
+@op(f"all_to_all_vdev_2d_offset({_ROWS}, Tensor in_splits_offsets, {_OUT_SPLITS}) -> ()")
 def all_to_all_vdev_2d_offset(
     tensor: torch.Tensor,
     out: torch.Tensor,
@@ -201,20 +206,3 @@ class _Exchange:
                     f"{self._operation}: rank {rank} receives {needed} rows, and its output has {space}; nothing was "
                     "moved"
                 )
-
-
-_ROWS = "Tensor input, Tensor(a!) out"
-_OUT_SPLITS = "Tensor(a!) out_splits_offsets, str group_name"
-OPS = [
-    (f"all_to_all_vdev({_ROWS}, Tensor in_splits, {_OUT_SPLITS}) -> ()", all_to_all_vdev, fake_none),
-    (
-        f"all_to_all_vdev_2d({_ROWS}, Tensor in_splits, {_OUT_SPLITS}, int? major_align=None) -> ()",
-        all_to_all_vdev_2d,
-        fake_none,
-    ),
-    (
-        f"all_to_all_vdev_2d_offset({_ROWS}, Tensor in_splits_offsets, {_OUT_SPLITS}) -> ()",
-        all_to_all_vdev_2d_offset,
-        fake_none,
-    ),
-]

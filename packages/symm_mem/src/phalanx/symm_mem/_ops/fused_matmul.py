@@ -20,7 +20,7 @@ import torch
 
 from phalanx.core import InvalidArgumentError, PhalanxError, load_torch_ops
 from phalanx.symm_mem._ops import fused_matmul_cuda
-from phalanx.symm_mem._ops._common import handle_of, size_of
+from phalanx.symm_mem._ops._common import check_sum, gather_dim_of, handle_of, op, part_of, size_of
 from phalanx.symm_mem._ops.unfused import gathered, scattered
 from phalanx.symm_mem._process_group import RankGroup, resolve
 from phalanx.symm_mem._state import current
@@ -77,23 +77,46 @@ def _product(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) 
 # ---- all_gather, then matmul -----------------------------------------------------------------------------------------
 
 
+def _gathered_products(
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    gather_dim: int,
+    group_name: str,
+    *,
+    return_A: bool = True,  # noqa: N803
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    size, shape = size_of(group_name), list(a.shape)
+    shape[_check_gather("fused_all_gather_matmul", a, bs, gather_dim, size)] *= size
+    return a.new_empty(shape) if return_A else None, [a.new_empty([*shape[:-1], b.shape[1]]) for b in bs]
+
+
+@op(
+    "fused_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A=True) "
+    "-> (Tensor?, Tensor[])",
+    _gathered_products,
+)
 def fused_all_gather_matmul(
-    a: torch.Tensor, bs: Sequence[torch.Tensor], gather_dim: int, group_name: str, return_a: bool = True
+    a: torch.Tensor,
+    bs: Sequence[torch.Tensor],
+    gather_dim: int,
+    group_name: str,
+    *,
+    return_A: bool = True,  # noqa: N803
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     operation, members = "fused_all_gather_matmul", resolve(group_name, "fused_all_gather_matmul")
     size = members.info.world_size
     a, bs = _plain(a), [_plain(b) for b in bs]
     if a.is_cuda:
         dim = _check_gather(operation, a, bs, gather_dim, size)
-        return fused_matmul_cuda.all_gather_matmul(operation, a, bs, dim, members, return_a, _product)
-    if gather_dim == 0 and not return_a and a.dim() == 2 and a.dtype in _FLOATS:
+        return fused_matmul_cuda.all_gather_matmul(operation, a, bs, dim, members, return_A, _product)
+    if gather_dim == 0 and not return_A and a.dim() == 2 and a.dtype in _FLOATS:
         return None, _gather_products(operation, a, bs, members)  # which checks the rest
     dim = _check_gather(operation, a, bs, gather_dim, size)
-    if dim == 0 and not return_a and a.dtype in _FLOATS:
+    if dim == 0 and not return_A and a.dtype in _FLOATS:
         products = _gather_products(operation, a.reshape(-1, a.shape[-1]), bs, members)
         return None, [product.view(size * a.shape[0], *a.shape[1:-1], product.shape[1]) for product in products]
-    whole = gathered(operation, a, dim, members, return_a)
-    return whole if return_a else None, [_product(whole, b) for b in bs]
+    whole = gathered(operation, a, dim, members, return_A)
+    return whole if return_A else None, [_product(whole, b) for b in bs]
 
 
 def _gather_products(
@@ -109,29 +132,27 @@ def _gather_products(
 
 
 def _check_gather(operation: str, a: torch.Tensor, bs: Sequence[torch.Tensor], gather_dim: int, size: int) -> int:
-    if a.dim() < 2 or not -a.dim() <= gather_dim < a.dim():
-        raise InvalidArgumentError(
-            f"{operation}: A has shape {list(a.shape)} and gather_dim is {gather_dim}; A needs two dims or more, and "
-            "gather_dim must be one of them"
-        )
-    dim = gather_dim % a.dim()
+    dim = gather_dim_of(operation, a, gather_dim)
     inner = a.shape[-1] * size if dim == a.dim() - 1 else a.shape[-1]
     for b in bs:
         _check_product(operation, a, b, inner, gather_dim)
     return dim
 
 
-def _products(
-    a: torch.Tensor, bs: Sequence[torch.Tensor], gather_dim: int, group_name: str, return_a: bool = True
-) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-    size, shape = size_of(group_name), list(a.shape)
-    shape[_check_gather("fused_all_gather_matmul", a, bs, gather_dim, size)] *= size
-    return a.new_empty(shape) if return_a else None, [a.new_empty([*shape[:-1], b.shape[1]]) for b in bs]
-
-
 # ---- matmul, then reduce_scatter -------------------------------------------------------------------------------------
 
 
+def _scattered_product(
+    a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
+) -> torch.Tensor:
+    operation = "fused_matmul_reduce_scatter"
+    return a.new_empty(_check_scatter(operation, a, b, reduce_op, scatter_dim, size_of(group_name))[1])
+
+
+@op(
+    "fused_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> Tensor",
+    _scattered_product,
+)
 def fused_matmul_reduce_scatter(
     a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
 ) -> torch.Tensor:
@@ -168,37 +189,6 @@ def _check_scatter(
     operation: str, a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int, size: int
 ) -> tuple[int, list[int]]:
     """Check the operands. Returns the dim, counted from the front, and the shape of one rank's part."""
-    if reduce_op.lower() not in ("sum", "avg"):
-        raise InvalidArgumentError(f"{operation}: unknown reduce op {reduce_op!r}; expected sum or avg")
+    check_sum(operation, reduce_op)
     dim = _check_product(operation, a, b, a.shape[-1] if a.dim() else 0, scatter_dim)
-    shape = [*a.shape[:-1], b.shape[1]]
-    if shape[dim] % size:
-        raise InvalidArgumentError(
-            f"{operation}: dim {dim} of the product, {shape}, must be a multiple of the group size {size}"
-        )
-    shape[dim] //= size
-    return dim, shape
-
-
-def _scattered_product(
-    a: torch.Tensor, b: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
-) -> torch.Tensor:
-    operation = "fused_matmul_reduce_scatter"
-    return a.new_empty(_check_scatter(operation, a, b, reduce_op, scatter_dim, size_of(group_name))[1])
-
-
-OPS = [
-    (
-        (
-            "fused_all_gather_matmul(Tensor A, Tensor[] Bs, int gather_dim, str group_name, *, bool return_A=True) "
-            "-> (Tensor?, Tensor[])"
-        ),
-        lambda a, bs, dim, name, *, return_A=True: fused_all_gather_matmul(a, bs, dim, name, return_A),  # noqa: N803
-        lambda a, bs, dim, name, *, return_A=True: _products(a, bs, dim, name, return_A),  # noqa: N803
-    ),
-    (
-        ("fused_matmul_reduce_scatter(Tensor A, Tensor B, str reduce_op, int scatter_dim, str group_name) -> Tensor"),
-        fused_matmul_reduce_scatter,
-        _scattered_product,
-    ),
-]
+    return dim, part_of(operation, [*a.shape[:-1], b.shape[1]], dim, size, "the product, {},")

@@ -3,6 +3,7 @@
 import torch
 
 from phalanx.core import InvalidArgumentError
+from phalanx.symm_mem._ops._common import op
 
 _LARGEST = (1 << 32) - 1
 
@@ -28,21 +29,13 @@ def _signed(value: int) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
+@op("stream_write_value32_(Tensor(a!) input, int offset, int val) -> Tensor(a!)")
 def stream_write_value32_(tensor: torch.Tensor, offset: int, val: int) -> torch.Tensor:
     _checked("stream_write_value32_", tensor, offset, 1, val)[offset] = _signed(val)
     return tensor
 
 
+@op("memset32_(Tensor(a!) input, int offset, int val, int count) -> Tensor(a!)")
 def memset32_(tensor: torch.Tensor, offset: int, val: int, count: int) -> torch.Tensor:
     _checked("memset32_", tensor, offset, count, val)[offset : offset + count] = _signed(val)
     return tensor
-
-
-def _same(tensor: torch.Tensor, *rest: int) -> torch.Tensor:
-    return tensor
-
-
-OPS = [
-    ("stream_write_value32_(Tensor(a!) input, int offset, int val) -> Tensor(a!)", stream_write_value32_, _same),
-    ("memset32_(Tensor(a!) input, int offset, int val, int count) -> Tensor(a!)", memset32_, _same),
-]

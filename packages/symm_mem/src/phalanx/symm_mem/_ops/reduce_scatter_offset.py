@@ -7,7 +7,7 @@ import torch
 
 from phalanx.collectives import GroupLike
 from phalanx.core import InvalidArgumentError
-from phalanx.symm_mem._ops._common import check_like, handle_of, peer_views, reduce_views, reduction_of
+from phalanx.symm_mem._ops._common import check_like, handle_of, op, peer_views, reduce_views, reduction_of
 from phalanx.symm_mem._process_group import resolve
 
 _OPERATION = "reduce_scatter_offset"
@@ -104,6 +104,15 @@ def _owned(
     return blocks
 
 
+def _fake(*arguments: object, **named: object) -> None:
+    _owned(*arguments, **named)  # type: ignore[arg-type]
+
+
+@op(
+    "reduce_scatter_offset(Tensor input, Tensor(a!)[] out, str group_name, int dim, int[]? offsets=None, "
+    'int[]? dst_ranks=None, str red_op="sum") -> ()',
+    _fake,
+)
 def _kernel(
     tensor: torch.Tensor,
     out: Sequence[torch.Tensor],
@@ -132,19 +141,3 @@ def _reduced(views: Sequence[torch.Tensor], red_op: str) -> torch.Tensor:
         slab = slice(begin, begin + rows)
         result[slab] = reduce_views([view[slab] for view in views], red_op)
     return result
-
-
-def _fake(*arguments: object, **named: object) -> None:
-    _owned(*arguments, **named)  # type: ignore[arg-type]
-
-
-OPS = [
-    (
-        (
-            "reduce_scatter_offset(Tensor input, Tensor(a!)[] out, str group_name, int dim, int[]? offsets=None, "
-            'int[]? dst_ranks=None, str red_op="sum") -> ()'
-        ),
-        _kernel,
-        _fake,
-    ),
-]

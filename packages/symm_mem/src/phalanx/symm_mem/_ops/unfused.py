@@ -40,15 +40,7 @@ def gather_into(
 
 
 def gathered(operation: str, tensor: torch.Tensor, dim: int, members: RankGroup, keep: bool) -> torch.Tensor:
-    """The tensors of all ranks along a dim, contiguous. Collective.
-
-    Args:
-        operation: The operation, for error texts.
-        tensor: The tensor of this rank.
-        dim: 0 to tensor.dim() - 1.
-        members: The group.
-        keep: Whether the caller keeps the result. Otherwise it is valid until the next call.
-    """
+    """The tensors of all ranks along a dim, contiguous; valid until the next call unless `keep`. Collective."""
     size, source = members.info.world_size, tensor.contiguous()
     if size == 1:
         return tensor.clone(memory_format=torch.contiguous_format) if keep else source
@@ -77,17 +69,10 @@ def scattered(
     members: RankGroup,
     device: torch.device,
 ) -> torch.Tensor:
-    """Reduce a product that every rank computes, and return this rank's part of it. Collective.
+    """Reduce a product that every rank computes, by sum or avg, and return this rank's part along a dim. Collective.
 
-    Args:
-        call: The call for error texts, with all arguments that must be the same on all ranks.
-        product: Computes into the contiguous tensor that it is given, or into a new one, and returns it.
-        shape: The shape of the product; a multiple of the group size along dim.
-        dtype: The dtype of the product.
-        dim: 0 to len(shape) - 1.
-        reduce_op: sum or avg.
-        members: The group.
-        device: The device of the product.
+    `product` computes into the contiguous tensor that it is given, or into a new one, and returns it. `call` has, for
+    error texts, all arguments that must be the same on all ranks.
     """
     size, part = members.info.world_size, list(shape)
     part[dim] //= size

@@ -14,11 +14,10 @@ symmetric memory, the ranks must therefore allocate the same sizes in the same o
 the same order. The offsets depend on nothing else. Work of some ranks only (printing, checks) belongs outside of the
 `with`. `MemPool.layout` tells whether the ranks have the same layout.
 
-heap.cpp      the free pieces of the segments
-pools.cpp     the pools, and the allocator in front of torch's CPU allocator
-module.cpp    the Python module of both
-_build.py     compiles them
-cuda.py       pools on GPUs, which are torch's
+heap.h       the free pieces of the segments
+pools.cpp    the pools, the allocator in front of torch's CPU allocator, and the Python module of both
+_build.py    compiles it
+cuda.py      pools on GPUs, which are torch's
 """
 
 import functools
@@ -119,15 +118,7 @@ class MemPool:
         return f"MemPool({len(self.segments)} segments, {self.used_bytes} of {self.reserved_bytes} bytes in use)"
 
 
-class _Pools:
-    """The pools of a rank that `get_mem_pool` returns."""
-
-    def __init__(self) -> None:
-        self.host: MemPool | None = None
-        self.cuda: dict[torch.device, CudaMemPool] = {}
-
-
-_pools: Slot[_Pools] = Slot(_Pools)
+_pools: Slot[dict[torch.device, MemPool | CudaMemPool]] = Slot(dict)  # of a rank: those that `get_mem_pool` returns
 
 
 @overload
@@ -166,13 +157,9 @@ def get_mem_pool(device: torch.device | str = "cpu") -> MemPool | CudaMemPool:
         _build.module()  # not under the lock: it may take a while
     pools = _pools.of(context)
     with context.lock:
-        if place.type == "cuda":
-            if place not in pools.cuda:
-                pools.cuda[place] = CudaMemPool(place, context)
-            return pools.cuda[place]
-        if pools.host is None:
-            pools.host = MemPool()
-        return pools.host
+        if place not in pools:
+            pools[place] = MemPool() if place.type == "cpu" else CudaMemPool(place, context)
+        return pools[place]
 
 
 def get_mempool_allocator(device: torch.device | str = "cpu") -> Allocator:
@@ -220,17 +207,17 @@ def use_mem_pool(pool: MemPool | CudaMemPool) -> Iterator[None]:
         >>> is_symm_mem_tensor(hidden)
         True
     """
-    if isinstance(pool, CudaMemPool) and pool.context is current():
-        with pool.entered():
-            yield
-        return
     if not isinstance(pool, MemPool | CudaMemPool):
         raise InvalidArgumentError(f"use_mem_pool: pool is a {type(pool).__name__}; expected a result of get_mem_pool")
-    if isinstance(pool, CudaMemPool) or pool._context() is not current():
+    if (pool._context() if isinstance(pool, MemPool) else pool.context) is not current():
         raise InvalidArgumentError(
             "use_mem_pool: the pool belongs to another rank context, to one that was closed, or to the process that "
             "this one was forked from; call get_mem_pool in this context and process"
         )
+    if isinstance(pool, CudaMemPool):
+        with pool.entered():
+            yield
+        return
     entered = pool._pool.enter()
     try:
         yield
@@ -261,9 +248,9 @@ def _checked(operation: str, device: torch.device | str) -> torch.device:
     place = torch.device(device)
     if place.type == "cuda" and torch.cuda.is_available():
         return with_index(place)
-    if place.type != "cpu":
-        raise UnsupportedError(
-            f"{operation}: the device is '{place}', and on this host memory pools of phalanx.symm_mem are for CPU "
-            "tensors only; for 'cuda' torch.cuda.is_available() must be true"
-        )
-    return place
+    if place.type == "cpu":
+        return torch.device("cpu")
+    raise UnsupportedError(
+        f"{operation}: the device is '{place}', and on this host memory pools of phalanx.symm_mem are for CPU tensors "
+        "only; for 'cuda' torch.cuda.is_available() must be true"
+    )

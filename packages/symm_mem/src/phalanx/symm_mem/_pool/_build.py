@@ -10,9 +10,9 @@ _HERE = Path(__file__).parent
 EXTENSION = Extension(
     "symm_mem_pool",
     "phalanx_pool",
-    sorted(_HERE.glob("*.cpp")),
+    [_HERE / "pools.cpp"],
     "install one, or set CXX to its name; phalanx.symm_mem.empty needs none",
-    headers=sorted(_HERE.glob("*.h")),
+    headers=[_HERE / "heap.h"],
 )
 
 

@@ -1,33 +1,102 @@
-#include "pools.h"
-
+// Pools, the allocator that replaces torch's CPU allocator, and the Python module of both. Takes the GIL only to add or
+// release a segment.
+//
+// Compiled at the first use for the installed torch and Python, and loaded by these only.
 #include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 #include <pthread.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <atomic>
 #include <iterator>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <string>
+#include <tuple>
 #include <utility>
+#include <vector>
 
-namespace phalanx_pool {
+#include "heap.h"
+
+namespace py = pybind11;
+
 namespace {
+
+using phalanx_pool::Heap;
+
+// ---- Python objects ----
+
+// Python objects that were released without the GIL.
+struct Dead {
+  PyObject *object;
+  Dead *below;
+};
+std::atomic<Dead *> all_dead{nullptr};
+
+// The caller holds the GIL.
+int bury(void *) {
+  for (Dead *each = all_dead.exchange(nullptr); each != nullptr;) {
+    const std::unique_ptr<Dead> gone(each);
+    each = gone->below;
+    Py_DECREF(gone->object);
+  }
+  return 0;
+}
+
+// May be called on any thread, with or without the GIL. It does not wait for the GIL, because the thread that holds it
+// may wait for this one.
+void let_go(void *object) {
+  if (Py_IsInitialized() == 0) return;  // the process ends, and its memory with it
+  Dead *const dead = new Dead{static_cast<PyObject *>(object), all_dead.load()};
+  while (!all_dead.compare_exchange_weak(dead->below, dead)) {
+  }
+  if (PyGILState_Check() != 0)
+    bury(nullptr);
+  else
+    Py_AddPendingCall(bury, nullptr);  // the main thread runs it soon; if its queue is full, the next call does
+}
+
+struct NewSegment {
+  char *base;  // NULL: there is not enough memory, and `failure` has the reason
+  void *owner;
+  std::string failure;
+};
+
+// Calls make(size in bytes) -> (address, owner), or (0, reason), without any lock of this module. The exceptions that
+// it raises are raised by the op that allocates.
+NewSegment make_segment(PyObject *make, size_t size_bytes) {
+  TORCH_CHECK(Py_IsInitialized() != 0, "a memory pool cannot grow while Python ends");
+  const py::gil_scoped_acquire gil;
+  bury(nullptr);
+  try {
+    auto [address, owner] = py::handle(make)(size_bytes).cast<std::pair<uintptr_t, py::object>>();
+    if (address == 0) return {nullptr, nullptr, py::str(owner)};
+    return {reinterpret_cast<char *>(address), owner.release().ptr(), ""};
+  } catch (py::error_already_set &error) {
+    const std::string text = py::str(error.value());
+    TORCH_CHECK(false, text);
+  }
+}
+
+// ---- pools ----
 
 // A forked child shares the pages of its parent, so it takes no piece of them.
 std::atomic<unsigned> generation{0};
 
-}  // namespace
+struct Pool {
+  explicit Pool(py::object maker) : make(maker.release().ptr()) {}
+  ~Pool() { let_go(make); }
+  Pool(const Pool &) = delete;
+  Pool &operator=(const Pool &) = delete;
 
-class Pool {
- public:
-  explicit Pool(Source from) : source(std::move(from)) {}
-  const Source source;
+  PyObject *const make;  // see `make_segment`
   const unsigned made_in = generation.load();
   Heap heap;  // guarded by State::mutex, as is open
   bool open = true;
 };
-
-namespace {
+using PoolRef = std::shared_ptr<Pool>;
 
 struct Place {
   PoolRef pool;
@@ -48,12 +117,13 @@ State &state() {
 
 uintptr_t number(const void *pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
-// The caller holds the mutex. Returns the segment's owner, for Source::release after the mutex is released.
+// The caller holds the mutex. Returns the segment's owner, to be let go after the mutex is released.
 void *remove(const PoolRef &pool, Heap::Index index) {
   state().places.erase(number(pool->heap.segments().at(index).base));
   return pool->heap.remove(index);
 }
 
+// Releases the empty segments; also those that become empty later, unless the pool is kept open.
 void release_empty(const PoolRef &pool, bool keep_open) {
   std::vector<void *> owners;
   {
@@ -61,7 +131,7 @@ void release_empty(const PoolRef &pool, bool keep_open) {
     pool->open = keep_open;
     for (const Heap::Index index : pool->heap.empty_segments()) owners.push_back(remove(pool, index));
   }
-  for (void *const owner : owners) pool->source.release(owner);
+  for (void *const owner : owners) let_go(owner);
 }
 
 // The pools of a thread, the one in use first.
@@ -70,6 +140,14 @@ struct Entered {
   Entered *below;
 };
 thread_local Entered *top = nullptr;
+
+// False, and nothing is done, unless `entered` is what this thread entered last.
+bool leave(uintptr_t entered) {
+  if (entered != number(top)) return false;
+  const std::unique_ptr<Entered> gone(top);
+  top = gone->below;
+  return true;
+}
 
 // The source of segments may allocate tensors itself.
 class Outside {
@@ -83,6 +161,8 @@ class Outside {
   Entered *top_;
 };
 
+// ---- the allocator ----
+
 void *take(const PoolRef &pool, size_t nbytes) {
   size_t wanted = 0;
   {
@@ -91,7 +171,7 @@ void *take(const PoolRef &pool, size_t nbytes) {
     wanted = pool->heap.next_segment(nbytes);
   }
   const Outside outside;
-  const Source::Segment made = pool->source.make(wanted);
+  const NewSegment made = make_segment(pool->make, wanted);
   if (made.base == nullptr) {
     c10::profiledCPUMemoryReporter().OutOfMemory(nbytes);
     TORCH_CHECK_WITH(OutOfMemoryError, false, "phalanx memory pool: can't allocate memory: you tried to allocate ",
@@ -124,7 +204,7 @@ void put_back(void *pointer) {
     bool empty = false;
     if (pool->heap.put_back(index, pointer, &empty) && empty && !pool->open) owner = remove(pool, index);
   }
-  if (owner != nullptr) pool->source.release(owner);
+  if (owner != nullptr) let_go(owner);
 }
 
 // The allocator of torch: it uses the pool of the thread, or else the previous allocator.
@@ -158,39 +238,7 @@ void after_fork_in_child() {
   after_fork();
 }
 
-}  // namespace
-
-PoolRef open_pool(Source source) { return std::make_shared<Pool>(std::move(source)); }
-
-void close_pool(const PoolRef &pool) { release_empty(pool, false); }
-
-void trim(const PoolRef &pool) { release_empty(pool, true); }
-
-Segments segments(const PoolRef &pool) {
-  const std::lock_guard<std::mutex> lock(state().mutex);
-  Segments found;
-  for (const auto &[index, each] : pool->heap.segments())
-    found.emplace_back(number(each.base), each.size_bytes, each.used_bytes);
-  return found;
-}
-
-uint64_t layout(const PoolRef &pool) {
-  const std::lock_guard<std::mutex> lock(state().mutex);
-  return pool->heap.layout();
-}
-
-void *enter(PoolRef pool) {
-  top = new Entered{std::move(pool), top};
-  return top;
-}
-
-bool leave(void *entered) {
-  if (entered != top) return false;
-  const std::unique_ptr<Entered> gone(top);
-  top = gone->below;
-  return true;
-}
-
+// Puts the allocator in front of torch's. False: something else was put in front of it since.
 bool install() {
   static Front *const front = [] {
     c10::Allocator *const previous = c10::GetCPUAllocator();
@@ -204,4 +252,52 @@ bool install() {
   return c10::GetCPUAllocator() == front;
 }
 
-}  // namespace phalanx_pool
+// ---- the module ----
+
+// A pool as a Python object. At its end, segments with tensors stay until these are gone.
+struct Handle {
+  explicit Handle(py::object make) : pool(std::make_shared<Pool>(std::move(make))) {}
+  ~Handle() {
+    if (Py_IsInitialized() != 0) release_empty(pool, false);
+  }
+  Handle(const Handle &) = delete;
+  Handle &operator=(const Handle &) = delete;
+
+  const PoolRef pool;
+};
+
+// (address, size, bytes in use) of each segment
+std::vector<std::tuple<uintptr_t, size_t, size_t>> segments(const Handle &handle) {
+  bury(nullptr);
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  std::vector<std::tuple<uintptr_t, size_t, size_t>> found;
+  for (const auto &[index, each] : handle.pool->heap.segments())
+    found.emplace_back(number(each.base), each.size_bytes, each.used_bytes);
+  return found;
+}
+
+uint64_t layout(const Handle &handle) {
+  const std::lock_guard<std::mutex> lock(state().mutex);
+  return handle.pool->heap.layout();
+}
+
+void trim(const Handle &handle) {
+  bury(nullptr);
+  release_empty(handle.pool, true);
+}
+
+// From now on this thread allocates from the pool. Returns what `leave` wants.
+uintptr_t enter(const Handle &handle) { return number(top = new Entered{handle.pool, top}); }
+
+}  // namespace
+
+PYBIND11_MODULE(phalanx_pool, module) {
+  module.def("install", &install);
+  module.def("leave", &leave);
+  py::class_<Handle>(module, "Pool")
+      .def(py::init<py::object>())
+      .def("segments", &segments)
+      .def("layout", &layout)
+      .def("trim", &trim)
+      .def("enter", &enter);
+}
