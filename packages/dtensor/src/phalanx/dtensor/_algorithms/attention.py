@@ -38,19 +38,8 @@ def _takes(query: Any, key: Any, value: Any, dropout: float, causal: bool, mask:
     return spec.local_shape[0] > 0 and all(_is_even(spec, dim) for dim in range(SEQUENCE))
 
 
-def _takes_backward(
-    grad: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    total: Any,
-    dropout: float,
-    causal: bool,
-    mask: Any,
-    scale: Any,
-) -> bool:
-    return _takes(query, key, value, dropout, causal, mask, scale)
+def _takes_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, total: Any, *rest: Any) -> bool:
+    return _takes(query, key, value, *rest)
 
 
 def _is_even(spec: DTensorSpec, dim: int) -> bool:
@@ -91,11 +80,11 @@ def attention(op: Any, query: Any, key: Any, value: Any, *rest: Any) -> tuple[An
         return made
     _, causal, _, scale = rest
     spec: DTensorSpec = query._spec
-    locals_ = (query._local_tensor, key._local_tensor, value._local_tensor)
+    locals_ = (one._local_tensor for one in (query, key, value))
     output, total = ring_attention(*locals_, _ring(spec, key._spec), causal, scale)
-    shape = (*spec.shape[:-1], value.shape[-1])
-    return wrapped(output, spec.mesh, spec.placements, shape, spec), wrapped(
-        total, spec.mesh, spec.placements, spec.shape[:-1]
+    return (
+        wrapped(output, spec.mesh, spec.placements, (*spec.shape[:-1], value.shape[-1]), spec),
+        wrapped(total, spec.mesh, spec.placements, spec.shape[:-1]),
     )
 
 

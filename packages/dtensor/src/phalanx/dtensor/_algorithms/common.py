@@ -26,12 +26,8 @@ _algorithms: dict[str, list[tuple[Callable[..., bool], Handler]]] = {}
 def algorithm(*names: str, takes: Callable[..., bool], sends: bool = True) -> Callable[[Algorithm], Algorithm]:
     """Register an algorithm for the ops `names` (`aten.sort.default`); of several the first that takes a call is it.
 
-    It is called with the op and every argument of its schema, DTensors in and out, below autograd.
-
-    Args:
-        names: The ops.
-        takes: Called with every argument: whether the algorithm serves the call.
-        sends: Whether it communicates by itself, which strict mode refuses.
+    It is called with the op and every argument of its schema, DTensors in and out, below autograd, where `takes` says
+    of these arguments that it serves the call. Strict mode refuses one that `sends`: that communicates by itself.
     """
 
     def register(function: Algorithm) -> Algorithm:
@@ -143,11 +139,8 @@ def without_dims(
             placements.append(Replicate())
         else:
             placements.append(Shard(dim if keepdim else dim - sum(one < dim for one in dims)))
-    if keepdim:
-        shape = tuple(1 if dim in dims else int(size) for dim, size in enumerate(spec.shape))
-    else:
-        shape = tuple(int(size) for dim, size in enumerate(spec.shape) if dim not in dims)
-    return tuple(placements), shape
+    sizes = enumerate(spec.shape)
+    return tuple(placements), tuple(1 if dim in dims else size for dim, size in sizes if keepdim or dim not in dims)
 
 
 def wrapped(

@@ -65,6 +65,12 @@ class Piece(NamedTuple):
     k_end: int
     causal: bool
 
+    def queries(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(SEQUENCE, self.q, self.q_end - self.q)
+
+    def keys(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(SEQUENCE, self.k, self.k_end - self.k)
+
 
 def pieces(queries: Runs, keys: Runs, causal: bool) -> Iterator[Piece]:
     """The pairs of queries and keys that attention needs, as rectangles and as squares on the diagonal."""
@@ -127,38 +133,22 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
-def _rows(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    return tensor.narrow(SEQUENCE, begin, end - begin)
-
-
 def ring_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring: Ring, causal: bool, scale: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of this rank's queries to the keys and values of all. Collective over the ring.
 
-    Args:
-        query, key, value: This rank's parts, (batch, heads, sequence, features), of one floating dtype, on the CPU.
-        ring: Which rank has which positions.
-        causal: Whether a query sees only keys up to its position.
-        scale: The factor of the scores; 1/sqrt(features) by default.
-
-    Returns:
-        The output, as the query; and the log-sum-exp of the scores, (batch, heads, sequence), which the backward needs.
+    This rank's parts are (batch, heads, sequence, features), of one floating dtype, on the CPU. Returns the output, as
+    the query, and the log-sum-exp of the scores, (batch, heads, sequence), which the backward needs.
     """
     wide = _wide(query.dtype)
     result = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
     total = query.new_full(query.shape[:-1], -torch.inf, dtype=wide)
     for _, held, parts in ring.steps(torch.stack((key, value)), causal):
         for one in parts:
-            part, sums = _forward(
-                _rows(query, one.q, one.q_end),
-                _rows(held[0], one.k, one.k_end),
-                _rows(held[1], one.k, one.k_end),
-                0.0,
-                one.causal,
-                scale=scale,
-            )
-            _merge(_rows(result, one.q, one.q_end), _rows(total, one.q, one.q_end), part, sums)
+            keys, values = map(one.keys, held)
+            part, sums = _forward(one.queries(query), keys, values, 0.0, one.causal, scale=scale)
+            _merge(one.queries(result), one.queries(total), part, sums)
     return result.to(query.dtype), total
 
 
@@ -180,13 +170,7 @@ def ring_attention_backward(
     causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value. Collective over the ring.
-
-    Args:
-        grad: The gradient of the output.
-        query, key, value, output, total: What went into `ring_attention` and came out of it.
-        ring, causal, scale: As there.
-    """
+    """The gradients of query, key and value, from that of the output of `ring_attention`. Collective over the ring."""
     wide = _wide(query.dtype)
     grad_query = torch.zeros_like(query, dtype=wide, memory_format=torch.contiguous_format)
     both = torch.stack((key, value))
@@ -194,20 +178,13 @@ def ring_attention_backward(
     for step, held, needed in ring.steps(both, causal):
         for one in needed:
             # With the sums of all keys the parts of the gradient are those of the whole, and add up.
+            own, *results = map(one.queries, (grad, query, output, total))
             parts = _backward(
-                _rows(grad, one.q, one.q_end).contiguous(),
-                _rows(query, one.q, one.q_end),
-                _rows(held[0], one.k, one.k_end),
-                _rows(held[1], one.k, one.k_end),
-                _rows(output, one.q, one.q_end),
-                _rows(total, one.q, one.q_end),
-                0.0,
-                one.causal,
-                scale=scale,
+                own.contiguous(), results[0], *map(one.keys, held), *results[1:], 0.0, one.causal, scale=scale
             )
-            _rows(grad_query, one.q, one.q_end).add_(parts[0])
-            _rows(grads[0], one.k, one.k_end).add_(parts[1])
-            _rows(grads[1], one.k, one.k_end).add_(parts[2])
+            one.queries(grad_query).add_(parts[0])
+            one.keys(grads[0]).add_(parts[1])
+            one.keys(grads[1]).add_(parts[2])
         if len(ring.ranks) > 1:
             # They go on to the rank that works on these keys next, and last to the one whose they are.
             grads, works = _pass_on(ring, grads, ring.length(step + 1), _TAG + 1)

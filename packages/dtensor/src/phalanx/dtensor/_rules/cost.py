@@ -107,9 +107,9 @@ def strategy_us(
     """
     total = 0.0
     partial = any(type(one) is Partial for one in placements)
+    if not partial and strategy.factor is None and any(type(one) is Partial for one in strategy.inputs):
+        return inf  # no input is a Partial: only a bias has to become one, if a factor is split
     for source, target, count in zip(placements, strategy.inputs, count_bytes, strict=True):
-        if type(target) is Partial and source != target and not partial and strategy.factor is None:
-            return inf  # no input is a Partial: only a bias has to become one, if a factor is split
         total += model.change_us(source, target, count, mesh_dim)
     # A sum would be scattered, and a replicated input split: the activations would have to be gathered again later.
     changes = {(type(source), type(target)) for source, target in zip(placements, strategy.inputs, strict=True)}

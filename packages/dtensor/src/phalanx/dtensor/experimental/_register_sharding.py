@@ -8,7 +8,7 @@ from phalanx.dtensor._rules import registry
 from phalanx.dtensor._rules.constraints import Even
 from phalanx.dtensor._rules.engine import Strategy
 from phalanx.dtensor._rules.parser import parse
-from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleSpec, StrategyList
+from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleSpec, SizedRule
 from phalanx.dtensor._torch_compat import OpOverload
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, Replicate, Shard, as_placement, on_dim, split_dim
 
@@ -149,7 +149,7 @@ def _written(function: ShardingFunction, call: Call) -> RuleSpec:
     if whole not in strategies:
         strategies.append(whole)
     text = f"{', '.join('*' * len(call.tensors))} -> {', '.join('*' * count)}"
-    return StrategyList(text, tuple(strategies), sizes)
+    return SizedRule(text, sizes, tuple(strategies))
 
 
 def _as_called(call: Call) -> tuple[list[Any], dict[str, Any]]:
