@@ -1,6 +1,5 @@
 """Common parts of random ops: the arguments, the specs of results, and new local tensors with random elements."""
 
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -8,18 +7,13 @@ import torch
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh
-from phalanx.dtensor._op_plan import bound, mixed
+from phalanx.dtensor._op_plan import mixed
 from phalanx.dtensor._random import traced
 from phalanx.dtensor._random.fill import Distribution, fill_local
 from phalanx.dtensor._random.state import draw_key
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import Partial, Replicate
-
-
-def arguments_of(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Every argument by its name."""
-    return {one.name: value for one, value in zip(op._schema.arguments, bound(op, args, kwargs), strict=True)}
 
 
 def distributed(op: Any, value: Any) -> Any:

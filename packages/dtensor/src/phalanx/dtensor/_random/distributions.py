@@ -30,22 +30,11 @@ def bernoulli(op: Any, dtype: torch.dtype, p: float) -> Distribution:
     return Distribution(Kind.BERNOULLI, p, 0.0)
 
 
-def _floating(op: Any, dtype: torch.dtype, kind: Kind, a: float, b: float, name: str, scale: float) -> Distribution:
-    need(op, scale > 0, f"expects {name} > 0.0, but found {name}={scale}")
+def scaled(kind: Kind, name: str, op: Any, dtype: torch.dtype, *given: float) -> Distribution:
+    """A distribution of floats whose last argument, of that name, must be above 0."""
+    need(op, given[-1] > 0, f"expects {name} > 0.0, but found {name}={given[-1]}")
     need(op, dtype.is_floating_point, f"only supports floating-point dtypes, not {dtype}")
-    return Distribution(kind, a, b)
-
-
-def exponential(op: Any, dtype: torch.dtype, rate: float) -> Distribution:
-    return _floating(op, dtype, Kind.EXPONENTIAL, rate, 0.0, "lambda", rate)
-
-
-def cauchy(op: Any, dtype: torch.dtype, median: float, scale: float) -> Distribution:
-    return _floating(op, dtype, Kind.CAUCHY, median, scale, "sigma", scale)
-
-
-def log_normal(op: Any, dtype: torch.dtype, mean: float, std: float) -> Distribution:
-    return _floating(op, dtype, Kind.LOG_NORMAL, mean, std, "std", std)
+    return Distribution(kind, *given)
 
 
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
