@@ -128,7 +128,7 @@ def _wait(works: Sequence[dist.Work]) -> None:
         one.wait()
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which parts are added up."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -141,7 +141,7 @@ def ring_attention(
     This rank's parts are (batch, heads, sequence, features), of one floating dtype, on the CPU. Returns the output, as
     the query, and the log-sum-exp of the scores, (batch, heads, sequence), which the backward needs.
     """
-    wide = _wide(query.dtype)
+    wide = wide_dtype(query.dtype)
     result = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
     total = query.new_full(query.shape[:-1], -torch.inf, dtype=wide)
     for _, held, parts in ring.steps(torch.stack((key, value)), causal):
@@ -171,7 +171,7 @@ def ring_attention_backward(
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of query, key and value, from that of the output of `ring_attention`. Collective over the ring."""
-    wide = _wide(query.dtype)
+    wide = wide_dtype(query.dtype)
     grad_query = torch.zeros_like(query, dtype=wide, memory_format=torch.contiguous_format)
     both = torch.stack((key, value))
     grads = torch.zeros_like(both, dtype=wide)

@@ -40,39 +40,40 @@ def _index_select(call: Call) -> RuleSpec:
     return along(1, text, scalars=False)(call)
 
 
-def _picked(indices: Sequence[Any]) -> tuple[list[int], int] | None:
-    """(the dims that indices look up, where the dims of the indices stand): side by side in their place, else in front.
+def _picked(indices: Sequence[Any], rank: int) -> tuple[list[int], list[str], list[str]] | None:
+    """(the dims that indices look up, the dims of the result before those of the indices, and those after them).
 
-    None: there is none, or a mask, of which the values decide how much comes out.
+    Indices of dims side by side stand in their place, others in front. None: there is none, or a mask, of which the
+    values decide how much comes out.
     """
     used = [index for index, one in enumerate(indices) if one is not None]
     if not used or any(indices[one].dtype in (torch.bool, torch.uint8) for one in used):
         return None
-    return used, used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    kept = [f"d{index}" for index in range(rank) if index not in used]
+    at = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    return used, kept[:at], kept[at:]
 
 
 @rule("index.Tensor _unsafe_index.Tensor")
 def _index(call: Call) -> RuleSpec:
-    found = _picked(call[1])
+    rank = call.tensors[0].ndim
+    found = _picked(call[1], rank)
     if found is None:
         return None
-    used, at = found
-    rank = call.tensors[0].ndim
-    kept = [f"d{index}" for index in range(rank) if index not in used]
-    right = [*kept[:at], "...", *kept[at:]]
-    return f"{dims(rank, used)}, {', '.join(['...'] * len(used))} -> {' '.join(right)} ; pass 0"
+    used, before, after = found
+    right = " ".join([*before, "...", *after])
+    return f"{dims(rank, used)}, {', '.join(['...'] * len(used))} -> {right} ; pass 0"
 
 
 @rule("index_put.default _unsafe_index_put.default")
 def _index_put(call: Call) -> RuleSpec:
     # (self, indices, values, accumulate)
-    found = _picked(call[1])
+    rank, values = call.tensors[0].ndim, call[2]
+    found = _picked(call[1], rank)
     if found is None:
         return None
-    used, at = found
-    rank, values = call.tensors[0].ndim, call[2]
-    kept = [f"d{index}" for index in range(rank) if index not in used]
-    names = [*kept[:at], *numbered("i", max(call[1][one].ndim for one in used)).split(), *kept[at:]]
+    used, before, after = found
+    names = [*before, *numbered("i", max(call[1][one].ndim for one in used)).split(), *after]
     if values.ndim > len(names):
         return None
     whole = ", ".join(["*"] * len(used))

@@ -23,7 +23,6 @@ from phalanx.dtensor._torch_compat import TorchDispatchMode, is_fake, is_higher_
 from phalanx.dtensor.debug._module_tracker import GLOBAL, ModuleTracker
 
 _PY = torch.ops.c10d_functional
-_C10D = torch.ops.c10d
 _C10D_NAMES: Final = (
     "_allgather_base_",
     "_reduce_scatter_base_",

@@ -76,12 +76,7 @@ def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -
 
 
 def table(tensor: Any, *, colours: bool = False) -> str:
-    """The table that `visualize_sharding` prints.
-
-    Args:
-        tensor: A DTensor of up to two dims.
-        colours: Whether cells have colours.
-    """
+    """The table that `visualize_sharding` prints."""
     cells = _cells("visualize_sharding", tensor)
     mesh = tensor._spec.mesh
     rows = sorted({cell.rows for cell in cells})
