@@ -1,6 +1,7 @@
 """Common parts of the algorithms: their table, how a dim is split, the contribution of each rank, and the results."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -60,6 +61,11 @@ def is_cut_plainly(spec: DTensorSpec, dims: Sequence[int], may_be_symbolic: bool
     if not all(isinstance(one, (Shard, Replicate)) for one in spec.placements):
         return False
     return any(spec.mesh_dims_of(dim) for dim in dims)
+
+
+def is_even(spec: DTensorSpec, dim: int) -> bool:
+    """Whether the mesh dims that cut a dim cut it into equal parts."""
+    return spec.shape[dim] % prod(spec.mesh.shape[mesh_dim] for mesh_dim in spec.mesh_dims_of(dim)) == 0
 
 
 def check_strict(op: Any) -> None:

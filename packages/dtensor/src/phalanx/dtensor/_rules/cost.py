@@ -47,10 +47,6 @@ class CostModel:
     copy_bytes_per_us: float = 8_000.0  # bytes that a rank copies in a microsecond
     partial_us: float = 0.5  # for each output that becomes Partial where no input was: it is to be reduced later
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(one.size for one in self.mesh)
-
     def change_us(self, source: Placement, target: Placement | None, count_bytes: float, mesh_dim: int) -> float:
         """The microseconds of redistributing a tensor, of which the mesh dim sees so many bytes; inf if no way leads
         there. The target is None if any placement will do.
@@ -158,6 +154,7 @@ def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostM
     Raises:
         ValueError: The op writes into an input, and no strategy leaves that input's placement as it is.
     """
+    mesh_shape = [one.size for one in model.mesh]
     seen = _seen_bytes(match, placements, model)
     uneven = _uneven_dims(match, model)
     lists: list[list[tuple[float, int]]] = []
@@ -180,7 +177,7 @@ def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostM
             break
         cost, places = heapq.heappop(heap)
         strategies = tuple(match.strategies[own[place][1]] for own, place in zip(lists, places, strict=True))
-        if combine(strategies, match.facts, model.shape):
+        if combine(strategies, match.facts, mesh_shape):
             inputs = tuple(zip(*(one.inputs for one in strategies), strict=True))
             outputs = tuple(zip(*(one.outputs for one in strategies), strict=True))
             return Choice(strategies, cost, inputs, outputs)

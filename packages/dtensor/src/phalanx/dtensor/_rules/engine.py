@@ -174,11 +174,7 @@ class _Deriver:
 
 @cache
 def derive(text: str, ranks: tuple[int, ...]) -> Expanded:
-    """A rule (see `parser`) for inputs of so many dims, with its strategies; the first leaves every tensor whole.
-
-    Raises:
-        RuleError: The rule is malformed or not for tensors of these ranks.
-    """
+    """A rule (see `parser`) for inputs of so many dims, with its strategies; the first leaves every tensor whole."""
     deriver = _Deriver(text, ranks)
     return Expanded(deriver.inputs, deriver.outputs, tuple(deriver.all()))
 

@@ -45,7 +45,7 @@ PASSES = ("lin", "up", "down", "max", "min", "prod", "pass", "drop")
 
 
 class RuleError(ValueError):
-    """A rule's text is malformed; the message shows where."""
+    """A rule's text is malformed, and the message shows where; or it is not for tensors of these ranks."""
 
 
 Dim = tuple[str, ...]
@@ -246,11 +246,7 @@ def _names(tensors: tuple[TensorDims, ...]) -> set[str]:
 
 @cache
 def parse(text: str) -> Rule:
-    """Read a rule in the language that the head of this module describes; the same text gives the same object.
-
-    Raises:
-        RuleError: The text is malformed; the message names the column.
-    """
+    """Read a rule in the language that the head of this module describes; the same text gives the same object."""
     reader = _Reader(text)
     inputs = reader.tensors(("->",))
     reader.take()

@@ -118,11 +118,7 @@ def family(function: Callable[Concatenate[Call, _P], RuleSpec]) -> Callable[_P, 
 
 
 def register_rules(rules: Mapping[str | RuleFunction, str]) -> None:
-    """Register rules, each with the names of the ops of aten that have it: `add.Tensor sub.Tensor`.
-
-    Raises:
-        ValueError: An op has a rule already.
-    """
+    """Register rules, each with the names of the ops of aten that have it: `add.Tensor sub.Tensor`."""
     for entry, names in rules.items():
         for name in names.split():
             if f"aten.{name}" in _rules:
@@ -175,9 +171,6 @@ def find(
     """The rule of a call with its strategies, or None: the op has none for these arguments.
 
     Tensors are given as they are or as `ArgMeta`; a text is a rule to take instead of the table's.
-
-    Raises:
-        RuleError: The text is malformed, or not for tensors of these ranks.
     """
     entry, in_place = _entry(op)
     if entry is None and text is None:

@@ -324,11 +324,10 @@ def _forward_fake(
 
 
 def _backward_kernel(*given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    *tensors_and_ring, causal, scale = given
-    tensors, ring = tensors_and_ring[:6], tensors_and_ring[6:]
-    of_query, of_key, of_value = ring_attention_backward(*tensors, _ring(*ring), causal, scale)
+    grad, query, key, value, output, total, *ring, causal, scale = given
+    found = ring_attention_backward(grad, query, key, value, output, total, _ring(*ring), causal, scale)
     # They may be views of one tensor, which results of an op are not to be.
-    return of_query, of_key.clone(), of_value.clone()
+    return found[0], found[1].clone(), found[2].clone()
 
 
 def _backward_fake(

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from math import prod
 from typing import Any, TypeAlias
 
 import torch
 
 import phalanx.collectives as pc
 from phalanx.core import UnsupportedError
+from phalanx.dtensor._algorithms.common import is_even
 from phalanx.dtensor._dtensor_spec import normalize_placements
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._redistribute.comm import wait_if_pending
@@ -143,12 +143,9 @@ def _input(name: str, index: int, value: Any, mesh: Mesh, entries: Mapping[str, 
 def _is_uneven(tensor: DTensor) -> bool:
     """Whether ranks have shards of several sizes: the same answer on all ranks."""
     spec = tensor._spec
-    dims = {split_dim(one) for one in spec.placements} - {None}
-    return any(isinstance(one, SizedShard) for one in spec.placements) or any(
-        spec.shape[dim] % prod(spec.mesh.shape[mesh_dim] for mesh_dim in spec.mesh_dims_of(dim))
-        for dim in dims
-        if dim is not None
-    )
+    if any(isinstance(one, SizedShard) for one in spec.placements):
+        return True
+    return not all(is_even(spec, dim) for dim in range(spec.ndim))
 
 
 def _outputs(name: str, result: Any, given: OutputPlacements, mesh: Mesh, is_uneven: bool) -> Any:
