@@ -99,7 +99,7 @@ class _Picked:
         self.placements, self.shape = common.without_dims(spec, [self.dim], keepdim=False)
         self.others = [index for index, one in enumerate(self.placements) if isinstance(one, Shard)]
         local = common.redistribute_local(target, self.placements)
-        self.counts = local != ignored
+        self.counts = local != ignored  # where a target counts
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
         if is_traced():
             text = f"{op}: a target is out of bounds: there are {spec.shape[self.dim]} classes"
@@ -116,14 +116,15 @@ class _Picked:
                     f"{op}: {target} is out of bounds: there are {spec.shape[self.dim]} classes, so targets are 0 to "
                     f"{spec.shape[self.dim] - 1}"
                 )
-        own = spec.local_shape[self.dim]
         index = local - common.offset_of(spec, self.dim)
-        self.here = self.counts & (index >= 0) & (index < own)
+        self.here = self.counts & (index >= 0) & (index < spec.local_shape[self.dim])
         self.index = index.masked_fill_(~self.here, 0)  # its place among the classes of this rank
-        self.weight = None  # of each class of this rank
+        self.weights: torch.Tensor | None = None  # of the class that each target picks; 0 where another rank has it
         if weight is not None:
             cut = [Shard(0) if index in self.mesh_dims else Replicate() for index in range(spec.mesh.ndim)]
-            self.weight = common.redistribute_local(weight, cut)
+            own = common.redistribute_local(weight, cut)
+            weights = own[self.index] if own.numel() else own.new_zeros(self.index.shape)
+            self.weights = weights.masked_fill_(~self.here, 0)
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The score that each target picks; 0 where another rank has it, or it does not count."""
@@ -131,14 +132,6 @@ class _Picked:
             return values.new_zeros(self.index.shape)
         found = values.gather(self.dim, self.index.unsqueeze(self.dim)).squeeze(self.dim)
         return found.masked_fill_(~self.here, 0)
-
-    def weights(self) -> torch.Tensor | None:
-        """The weight of the class that each target picks, 0 where another rank has it; None without weights."""
-        if self.weight is None:
-            return None
-        if not self.weight.numel():
-            return self.weight.new_zeros(self.index.shape)
-        return self.weight[self.index].masked_fill_(~self.here, 0)
 
 
 @common.algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_scores)
@@ -152,7 +145,7 @@ def nll_loss(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ign
     mesh = spec.mesh
     picked = _Picked(op, spec, target, weight, ignored)
     local = scores._local_tensor
-    loss, weights = picked.of(local).neg_(), picked.weights()
+    loss, weights = picked.of(local).neg_(), picked.weights
     if weights is not None:
         loss = loss * weights
     if reduction == _NONE and spec.ndim > 1:
@@ -191,8 +184,7 @@ def nll_loss_backward(
     gradient = common.redistribute_local(grad, picked.placements if grad.ndim else whole)
     if reduction == _MEAN:
         gradient = gradient / common.redistribute_local(total, whole)
-    weights = picked.weights()
-    value = gradient.neg().expand(picked.index.shape) if weights is None else -gradient * weights
+    value = gradient.neg().expand(picked.index.shape) if picked.weights is None else -gradient * picked.weights
     result = torch.zeros_like(scores._local_tensor)
     if result.shape[picked.dim]:
         # Where another rank has the target, class 0 of this one would be written: with its 0.

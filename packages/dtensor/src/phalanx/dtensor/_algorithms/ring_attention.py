@@ -12,7 +12,7 @@ Sources: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers" (
 and tail: Llama 3 (arXiv 2407.21783), section 3.3.2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,7 +49,8 @@ class Ring:
         for step in range(count):
             coming, works = _pass_on(self, held, self.length(step + 1), _TAG) if step + 1 < count else (held, [])
             yield step, held, pieces(self.queries[self.place], self.keys[(self.place - step) % count], causal)
-            _wait(works)
+            for work in works:
+                work.wait()
             held = coming
 
 
@@ -123,11 +124,6 @@ def _pass_on(ring: Ring, tensor: torch.Tensor, lengths: int, tag: int) -> tuple[
     return received, list(pc.batch_isend_irecv(ops)) if ops else []
 
 
-def _wait(works: Sequence[dist.Work]) -> None:
-    for one in works:
-        one.wait()
-
-
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which parts are added up."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -178,15 +174,14 @@ def ring_attention_backward(
     for step, held, needed in ring.steps(both, causal):
         for one in needed:
             # With the sums of all keys the parts of the gradient are those of the whole, and add up.
-            own, *results = map(one.queries, (grad, query, output, total))
-            parts = _backward(
-                own.contiguous(), results[0], *map(one.keys, held), *results[1:], 0.0, one.causal, scale=scale
-            )
+            inputs = one.queries(query), *map(one.keys, held), one.queries(output), one.queries(total)
+            parts = _backward(one.queries(grad).contiguous(), *inputs, 0.0, one.causal, scale=scale)
             one.queries(grad_query).add_(parts[0])
             one.keys(grads[0]).add_(parts[1])
             one.keys(grads[1]).add_(parts[2])
         if len(ring.ranks) > 1:
             # They go on to the rank that works on these keys next, and last to the one whose they are.
             grads, works = _pass_on(ring, grads, ring.length(step + 1), _TAG + 1)
-            _wait(works)
+            for work in works:
+                work.wait()
     return grad_query.to(query.dtype), grads[0].to(key.dtype), grads[1].to(value.dtype)

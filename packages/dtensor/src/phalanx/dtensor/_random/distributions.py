@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from phalanx.core.random import Kind
-from phalanx.dtensor._random.fill import Distribution, integers
+from phalanx.dtensor._random.fill import Distribution
 
 
 def uniform(op: Any, dtype: torch.dtype, low: float, high: float) -> Distribution:
@@ -64,7 +64,7 @@ def whole_numbers(op: Any, dtype: torch.dtype, low: int | None = None, high: int
         first, last = _inward(first, _DIGITS[dtype], up=True), _inward(last, _DIGITS[dtype], up=False)
     else:
         need(op, least <= first and last <= most, f"from={first} or to - 1={last} is out of bounds for {dtype}")
-    return integers(first, max(last - first, 0) + 1)
+    return Distribution(None, first, max(last - first, 0) + 1)
 
 
 def _inward(value: int, digits: int, *, up: bool) -> int:

@@ -24,11 +24,6 @@ class Distribution(NamedTuple):
     b: float = 0.0
 
 
-def integers(low: int, count: int) -> Distribution:
-    """Integers from `low` on, of which there are `count`."""
-    return Distribution(None, low, count)
-
-
 @lru_cache(maxsize=4096)
 def _boxes(shape: tuple[int, ...], runs: tuple[Runs, ...], stride: tuple[int, ...]) -> tuple[tuple[int, Box], ...]:
     """The boxes of a local tensor, each with its place in it: one for every choice of a run of each dim."""

@@ -62,8 +62,8 @@ def _expand(tensor: TensorDims, batch_count: int) -> constraints.ExpandedDims | 
     return tuple(dims)
 
 
-def _placed(dims: constraints.ExpandedDims | None, factor: str) -> tuple[int, list[constraints.Condition]] | None:
-    """The dim with a factor, and what must hold where that is not its only one; None if no dim has it."""
+def _placed(dims: constraints.ExpandedDims | None, factor: str) -> tuple[int | None, list[constraints.Condition]]:
+    """(the dim with a factor or None, what must hold where the dim has other factors too)."""
     for index, factors in enumerate(dims or ()):
         if factor in factors:
             at = factors.index(factor)
@@ -71,7 +71,7 @@ def _placed(dims: constraints.ExpandedDims | None, factor: str) -> tuple[int, li
             if factors[at + 1 :]:
                 conditions.append(constraints.Aligned(factor, factors[at + 1 :]))
             return index, conditions
-    return None
+    return None, []
 
 
 class _Deriver:
@@ -125,21 +125,21 @@ class _Deriver:
         inputs = self.whole.copy()
         at: list[constraints.Where] = []
         for index, dims in enumerate(self.inputs):
-            place = _placed(dims, factor)
-            if place is not None:
-                inputs[index] = Shard(place[0])
-                conditions += place[1]
-                if not place[1]:
-                    at.append((index, place[0]))
+            dim, needed = _placed(dims, factor)
+            if dim is not None:
+                inputs[index] = Shard(dim)
+                conditions += needed
+                if not needed:
+                    at.append((index, dim))
         named = BATCH if factor[0] == "." else factor  # how clauses call it
         reduction = self.reductions.get(named)
         outputs: list[Placement] = []
         lacking: list[int] = []
         for index, dims in enumerate(self.outputs):
-            place = _placed(dims, factor)
-            if place is not None:
-                outputs.append(Shard(place[0]))
-                conditions += place[1]
+            dim, needed = _placed(dims, factor)
+            conditions += needed
+            if dim is not None:
+                outputs.append(Shard(dim))
             elif reduction is None:
                 return  # what comes out would need the whole factor
             else:

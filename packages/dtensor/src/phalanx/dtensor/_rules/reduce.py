@@ -5,7 +5,7 @@ import math
 import torch
 
 from phalanx.dtensor._rules.registry import Call, RuleSpec, family, register_rules, rule
-from phalanx.dtensor._rules.rule_builder import along, reduced
+from phalanx.dtensor._rules.rule_builder import along, dims
 
 
 @family
@@ -25,10 +25,13 @@ def _over(
     names the dims (None: all), and argument `keepdim` says whether they stay with size 1 (None: they do not).
     """
     rank = call.tensors[0].ndim
-    over = range(rank) if dim is None else call.dims(dim)
+    # torch counts a tensor without dims as if it had dim 0.
+    over = [one for one in (range(rank) if dim is None else call.dims(dim)) if one < rank]
     keep = dim is not None and keepdim is not None and bool(call[keepdim])
+    right = dims(rank, changed=dict.fromkeys(over, "1" if keep else ""))
+    reductions = "" if op is None else "".join(f" ; d{index}:{op}" for index in sorted(over))
     clauses = passes + (of_bools if call.tensors[0].dtype == torch.bool else "")
-    return reduced(rank, over, keep, op, outputs) + clauses
+    return f"{dims(rank, over if op is None else ())} -> {', '.join([right] * outputs)}{reductions}{clauses}"
 
 
 register_rules(

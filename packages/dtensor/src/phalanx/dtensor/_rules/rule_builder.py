@@ -51,15 +51,6 @@ def along(
     return rule if fits else None
 
 
-def reduced(rank: int, over: Collection[int], keepdim: bool, op: str | None, outputs: int = 1) -> str:
-    """The rule that reduces dims `over`: by an op that leaves Partials, or (None) with these dims whole."""
-    over = [one for one in over if one < rank]  # torch counts a tensor without dims as if it had dim 0
-    left = dims(rank, over if op is None else ())
-    right = dims(rank, changed=dict.fromkeys(over, "1" if keepdim else ""))
-    reductions = "" if op is None else "".join(f" ; d{index}:{op}" for index in sorted(over))
-    return f"{left} -> {', '.join([right] * outputs)}{reductions}"
-
-
 def joint(kind: str, count: int) -> str:
     """The clause that says that the first `count` inputs may be Partial together."""
     return f" ; {kind} {'+'.join(map(str, range(count)))}"

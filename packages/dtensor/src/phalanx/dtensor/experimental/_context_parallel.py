@@ -308,10 +308,8 @@ def _ring(ranks: Sequence[int], place: int, group: str, lengths: Sequence[int]) 
     return Ring(tuple(ranks), place, _torch_compat.group_named(group) if group else None, queries, keys)
 
 
-def _forward_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *given: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    *ring, causal, scale = given
+def _forward_kernel(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    query, key, value, *ring, causal, scale = given
     _survive_checkpoints()
     return ring_attention(query, key, value, _ring(*ring), causal, scale)
 
