@@ -40,30 +40,22 @@ def scaled(kind: Kind, name: str, op: Any, dtype: torch.dtype, *given: float) ->
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
-def _whole_range(dtype: torch.dtype) -> tuple[int, int]:
-    """The smallest and the largest integer that random_ without arguments may give, for `from` and for `to`."""
-    if dtype == torch.bool:
-        return 0, 1
-    if dtype in _DIGITS:
-        return -(1 << _DIGITS[dtype]), 1 << _DIGITS[dtype]
-    limits = torch.iinfo(dtype)
-    return limits.min, limits.max
-
-
 def whole_numbers(op: Any, dtype: torch.dtype, low: int | None = None, high: int | None = None) -> Distribution:
     """random_: [low, high), or up to the largest integer of the dtype; from 0 on if there is no low."""
-    need(op, dtype in _DIGITS or not (dtype.is_complex or dtype.is_floating_point), f"not implemented for {dtype}")
-    least, most = _whole_range(dtype)
-    first = 0 if low is None else low
-    last = most if high is None else high - 1
-    need(op, first <= last, f"expects 'from' to be less than 'to', but got from={first} >= to={last + 1}")
-    if dtype in _DIGITS:
+    digits = _DIGITS.get(dtype)
+    need(op, digits is not None or not (dtype.is_complex or dtype.is_floating_point), f"not implemented for {dtype}")
+    if digits is None:
+        least, most = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    else:
         most = int(torch.finfo(dtype).max)
         least = -most
-        need(op, least <= first and last <= most, f"from={first} or to={last + 1} is out of bounds for {dtype}")
-        first, last = _inward(first, _DIGITS[dtype], up=True), _inward(last, _DIGITS[dtype], up=False)
-    else:
-        need(op, least <= first and last <= most, f"from={first} or to - 1={last} is out of bounds for {dtype}")
+    first = 0 if low is None else low
+    last = high - 1 if high is not None else most if digits is None else 1 << digits
+    need(op, first <= last, f"expects 'from' to be less than 'to', but got from={first} >= to={last + 1}")
+    shown = f"to - 1={last}" if digits is None else f"to={last + 1}"
+    need(op, least <= first and last <= most, f"from={first} or {shown} is out of bounds for {dtype}")
+    if digits is not None:
+        first, last = _inward(first, digits, up=True), _inward(last, digits, up=False)
     return Distribution(None, first, max(last - first, 0) + 1)
 
 

@@ -1,6 +1,7 @@
 """Rules of views, of ops that move dims, cat and split. How a reshape splits and merges dims follows from the sizes."""
 
 from collections.abc import Sequence
+from itertools import takewhile, zip_longest
 from math import gcd, prod
 
 from phalanx.dtensor._rules.registry import Call, RuleSpec, SizedRule, register_rules, rule
@@ -47,25 +48,15 @@ def _chain(left: list[int], right: list[int], factors: _Factors) -> tuple[list[s
     """Dims of two shapes of the same numel, none of size 1: factors from the outermost on, as far as they agree."""
     words: tuple[list[str], list[str]] = ([], [])
     parts: tuple[list[str], list[str]] = ([], [])
-    rest = [0, 0]
     queues = (list(left), list(right))
-    agree = True
+    rest = [0, 0]
     while any(queues) or any(rest):
         for side in (0, 1):
             if not rest[side] and queues[side]:
                 rest[side] = queues[side].pop(0)
-        if not agree:
-            # The rest of both shapes has no common pieces in order: it is opaque, and never split.
-            for side in (0, 1):
-                if rest[side]:
-                    words[side].append(_group([*parts[side], factors.new(rest[side]) + "!"]))
-                    parts[side].clear()
-                    rest[side] = 0
-            continue
         common = _common(rest[0], rest[1])
         if type(common) is int and common == 1:
-            agree = False
-            continue
+            break
         name = factors.new(common)
         for side in (0, 1):
             parts[side].append(name)
@@ -75,7 +66,13 @@ def _chain(left: list[int], right: list[int], factors: _Factors) -> tuple[list[s
                 parts[side].clear()
                 rest[side] = 0
         if rest[0] and rest[1]:
-            agree = False
+            break
+    # The rest of both shapes has no common pieces in order: it is opaque, and never split.
+    for sizes in zip_longest(*((one, *queue) if one else queue for one, queue in zip(rest, queues, strict=True))):
+        for side, size in enumerate(sizes):
+            if size is not None:
+                words[side].append(_group([*parts[side], factors.new(size) + "!"]))
+                parts[side].clear()
     return words
 
 
@@ -84,11 +81,9 @@ def reshape_rule(before: Sequence[int], after: Sequence[int]) -> tuple[str, dict
     factors = _Factors()
     if 0 in before:
         # Without elements dims can be tied in many ways: only equal leading ones are.
-        same = 0
-        while same < min(len(before), len(after)) and before[same] == after[same]:
-            same += 1
-        lead = [factors.new(size) for size in before[:same]]
-        words = [lead + [factors.new(size) + "!" for size in shape[same:]] for shape in (before, after)]
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+        lead = [factors.new(size) for size, _ in same]
+        words = [lead + [factors.new(size) + "!" for size in shape[len(lead) :]] for shape in (before, after)]
         return f"{' '.join(words[0])} -> {' '.join(words[1])}", factors
     inner = _chain([one for one in before if one != 1], [one for one in after if one != 1], factors)
     texts = []

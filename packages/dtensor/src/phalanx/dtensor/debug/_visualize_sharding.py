@@ -85,9 +85,8 @@ def table(tensor: Any, *, colours: bool = False) -> str:
     groups = sorted({cell.ranks for cell in cells})
     texts = [["", *(_range("Col", one) for one in columns)]]
     for row in rows:
-        texts.append(
-            [_range("Row", row), *(_names(mesh, found[row, one]) if (row, one) in found else "" for one in columns)]
-        )
+        names = (_names(mesh, found[row, one]) if (row, one) in found else "" for one in columns)
+        texts.append([_range("Row", row), *names])
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines: list[str] = []
     for index, line in enumerate(texts):

@@ -261,18 +261,11 @@ class _ConvertingStyle(ParallelStyle):
                 f"{type(self).__name__}: {self._word}_layouts must have one entry for each {self._what} of the module: "
                 f"there are {len(layouts)} for {len(values)} {self._word}s; write None for one to leave as it is"
             )
-        parts = enumerate(zip(values, layouts, desired, strict=True))
+        parts = enumerate(zip(values, zip(layouts, desired, strict=True), strict=True))
         return tuple(self._one(index, *part, mesh, [] if done is None else done) for index, part in parts)
 
-    def _one(
-        self,
-        which: int | str,
-        value: Any,
-        given: AnyPlacement | None,
-        wanted: AnyPlacement | None,
-        mesh: Mesh,
-        done: _Made,
-    ) -> Any:
+    def _one(self, which: int | str, value: Any, layouts: Entries, mesh: Mesh, done: _Made) -> Any:
+        given, wanted = layouts
         if given is None:
             return value
         if not isinstance(value, torch.Tensor):
@@ -281,7 +274,6 @@ class _ConvertingStyle(ParallelStyle):
                 "None in the place of its layout"
             )
         # Inputs of one call that are one tensor (the query, key and value of an attention) are converted once.
-        layouts = (given, wanted)
         for one, how, known in () if torch.compiler.is_compiling() else done:
             if one is value and how == layouts:
                 return known.to_local() if self.use_local_output else known
@@ -365,7 +357,7 @@ class PrepareModuleInput(_ConvertingStyle):
     def _prepared_by_name(self, named: Mapping[str, Any], mesh: Mesh, made: _Made) -> dict[str, Any]:
         layouts, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
         return {
-            name: self._one(name, value, layouts.get(name), desired.get(name), mesh, made)
+            name: self._one(name, value, (layouts.get(name), desired.get(name)), mesh, made)
             for name, value in named.items()
         }
 
