@@ -21,7 +21,7 @@ class SizedRule(NamedTuple):
     """A rule with what does not follow from its text."""
 
     text: str
-    sizes: Mapping[str, int] = {}  # of factors that no dim shows alone
+    sizes: Mapping[str, int]  # of factors that no dim shows alone
     strategies: tuple[Strategy, ...] | None = None  # of one mesh dim, in the place of those that the text gives
 
 
@@ -66,13 +66,12 @@ class Call:
         ]
 
     def _seen(self, value: Any) -> Any:
-        if isinstance(value, (list, tuple)):
-            return [self._seen(one) for one in value]
         if isinstance(value, torch.Tensor):
             value = ArgMeta(tuple(value.shape), value.dtype)
         if isinstance(value, ArgMeta):
             self.tensors.append(value)
-        return value
+            return value
+        return [self._seen(one) for one in value] if isinstance(value, (list, tuple)) else value
 
     def __getitem__(self, index: int) -> Any:
         return self.args[index]
@@ -179,7 +178,7 @@ def find(
     written = text or (entry(call) if callable(entry) else entry)
     if written is None:
         return None
-    text, sizes, listed = SizedRule(written) if isinstance(written, str) else written
+    text, sizes, listed = (written, None, None) if isinstance(written, str) else written
     expanded = derive(text, tuple(one.ndim for one in call.tensors))
     facts = OpSizes(expanded.inputs, [one.shape for one in call.tensors], [one.dtype for one in call.tensors], sizes)
     strategies = expanded.strategies if listed is None else listed

@@ -82,6 +82,7 @@ def local_map(
     name = getattr(func, "__name__", type(func).__name__)
     both = {"in_placements": in_placements, "in_grad_placements": in_grad_placements}
     given = {what: entries for what, entries in both.items() if entries is not None}
+    by_input = [dict(zip(given, entries, strict=True)) for entries in zip(*given.values(), strict=False)]
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         flat, tree = tree_flatten(args)
@@ -95,9 +96,7 @@ def local_map(
         if mesh is None:
             return func(*args, **kwargs)
         local = [
-            _input(
-                name, index, value, mesh, {what: entries[index] for what, entries in given.items()}, redistribute_inputs
-            )
+            _input(name, index, value, mesh, by_input[index] if by_input else {}, redistribute_inputs)
             for index, value in enumerate(flat)
         ]
         result = func(*tree_unflatten(local, tree), **kwargs)
@@ -142,10 +141,11 @@ def _input(name: str, index: int, value: Any, mesh: Mesh, entries: Mapping[str, 
 
 def _is_uneven(tensor: DTensor) -> bool:
     """Whether ranks have shards of several sizes: the same answer on all ranks."""
-    spec = tensor._spec
-    if any(isinstance(one, SizedShard) for one in spec.placements):
-        return True
-    return not all(is_even(spec, dim) for dim in range(spec.ndim))
+    for placement in tensor._spec.placements:
+        dim = split_dim(placement)
+        if isinstance(placement, SizedShard) or (dim is not None and not is_even(tensor._spec, dim)):
+            return True
+    return False
 
 
 def _outputs(name: str, result: Any, given: OutputPlacements, mesh: Mesh, is_uneven: bool) -> Any:
