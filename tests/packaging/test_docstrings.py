@@ -106,7 +106,7 @@ def public(package: str) -> Iterator[Public]:
 
 def of_class(name: str, made: type) -> Iterator[Public]:
     """The class itself, with what its __init__ takes, and its own public methods and properties."""
-    init, new = vars(made).get("__init__"), vars(made).get("__new__")
+    init, new = made.__init__, vars(made).get("__new__")  # its own or of a base
     init = new.__func__ if isinstance(new, staticmethod) else init
     text = inspect.getdoc(made) or ""
     written = inspect.isfunction(init) and init.__code__.co_filename == inspect.getsourcefile(made)  # not generated

@@ -15,7 +15,7 @@ from phalanx.core.random import Kind
 from phalanx.dtensor import AbstractMesh, DTensor, Partial, Replicate, Shard, _factories, distribute_tensor
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._random import fill
-from phalanx.dtensor._random.fill import Distribution, fill_local, integers
+from phalanx.dtensor._random.fill import Distribution, fill_local
 from phalanx.dtensor._random.state import manual_seed
 from phalanx.dtensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from ranks import scratch
@@ -54,7 +54,7 @@ def fills(rank, size):
     laws = [(kind, dtype) for kind in (Kind.NORMAL, Kind.UNIFORM, Kind.EXPONENTIAL) for dtype in (
         torch.float32, torch.float64, torch.bfloat16, torch.float16)]  # fmt: skip
     cases = [(Distribution(kind, 0.5, 1.0), dtype) for kind, dtype in laws]
-    cases += [(Distribution(Kind.BERNOULLI, 0.3, 0.0), torch.bool), (integers(-5, 11), torch.int64)]
+    cases += [(Distribution(Kind.BERNOULLI, 0.3, 0.0), torch.bool), (Distribution(None, -5, 11), torch.int64)]
     cases += [(Distribution(Kind.NORMAL, 0.0, 1.0), torch.complex64)]
     for (law, dtype), at, placement in itertools.product(cases, range(2), (Shard(0), Shard(1), R)):
         for stride in (None, (1, 7, 35)):

@@ -334,7 +334,7 @@ def shared_conversions(rank, world_size):
     leaf = torch.randn(3, WIDTH, requires_grad=True)
     with contextlib.suppress(RuntimeError):
         model(leaf)  # `down` gets a part of what it needs
-    assert _input_cache._last.result is None and _input_cache._last.depth == 0
+    assert _input_cache._state.last is None and _input_cache._state.depth == 0
     # The same input again, after a backward: nothing of the first graph is used.
     model = parallelize_module(
         Mlp(), mesh, {"gate": ColwiseParallel(), "up": ColwiseParallel(), "down": RowwiseParallel()}

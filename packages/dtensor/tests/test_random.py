@@ -20,7 +20,7 @@ from phalanx.dtensor import (
     distribute_tensor,
 )
 from phalanx.dtensor._dtensor_spec import DTensorSpec
-from phalanx.dtensor._random.fill import Distribution, fill_local, integers
+from phalanx.dtensor._random.fill import Distribution, fill_local
 from phalanx.dtensor._random.state import draw_key, is_rng_supported_mesh, manual_seed
 from ranks import run_ranks
 
@@ -59,7 +59,12 @@ KINDS = [Shard(0), Shard(1), Shard(2), StridedShard(0, 2), StridedShard(1, 3), R
 
 @pytest.mark.parametrize(
     ("distribution", "dtype"),
-    [(NORMAL, torch.float32), (UNIFORM, torch.float64), (NORMAL, torch.bfloat16), (integers(-5, 11), torch.int64)],
+    [
+        (NORMAL, torch.float32),
+        (UNIFORM, torch.float64),
+        (NORMAL, torch.bfloat16),
+        (Distribution(None, -5, 11), torch.int64),
+    ],
 )
 def test_every_mesh_and_placement_gives_the_same_tensor(distribution, dtype):
     expected = whole(distribution, dtype).double()

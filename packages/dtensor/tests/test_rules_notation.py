@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.dtensor._rules.parser import BATCH, Dim, Pass, Reduction, RuleError, TensorDims, parse
+from phalanx.dtensor._rules.parser import BATCH, Pass, Reduction, RuleError, TensorDims, parse
 
 
 def dims(*names):
-    return TensorDims(tuple(Dim((one,) if isinstance(one, str) else one) for one in names))
+    return TensorDims(tuple((one,) if isinstance(one, str) else one for one in names))
 
 
 def test_a_matmul_ties_dims_reduces_one_factor_and_is_linear_in_each_input_alone():

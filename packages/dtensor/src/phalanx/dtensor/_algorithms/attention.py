@@ -4,13 +4,12 @@ The output stays sharded on the sequence, and no rank ever has all keys. With a 
 pieces from the head and from further back, causal attention costs ranks about the same.
 """
 
-from math import prod
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor._algorithms.common import algorithm, as_before, redistribute_local, wrapped
+from phalanx.dtensor._algorithms.common import algorithm, as_before, is_even, redistribute_local, wrapped
 from phalanx.dtensor._algorithms.ring_attention import SEQUENCE, Ring, ring_attention, ring_attention_backward
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
@@ -35,26 +34,11 @@ def _takes(query: Any, key: Any, value: Any, dropout: float, causal: bool, mask:
         return False
     if not all(one == Replicate() or (isinstance(one, Shard) and one.dim < SEQUENCE) for one in others):
         return False
-    return spec.local_shape[0] > 0 and all(_is_even(spec, dim) for dim in range(SEQUENCE))
+    return spec.local_shape[0] > 0 and all(is_even(spec, dim) for dim in range(SEQUENCE))
 
 
-def _takes_backward(
-    grad: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    out: Any,
-    total: Any,
-    dropout: float,
-    causal: bool,
-    mask: Any,
-    scale: Any,
-) -> bool:
-    return _takes(query, key, value, dropout, causal, mask, scale)
-
-
-def _is_even(spec: DTensorSpec, dim: int) -> bool:
-    return spec.shape[dim] % prod(spec.mesh.shape[mesh_dim] for mesh_dim in spec.mesh_dims_of(dim)) == 0
+def _takes_backward(grad: Any, query: Any, key: Any, value: Any, out: Any, total: Any, *rest: Any) -> bool:
+    return _takes(query, key, value, *rest)
 
 
 def _ring(query: DTensorSpec, key: DTensorSpec) -> Ring:
@@ -93,9 +77,9 @@ def attention(op: Any, query: Any, key: Any, value: Any, *rest: Any) -> tuple[An
     spec: DTensorSpec = query._spec
     locals_ = (query._local_tensor, key._local_tensor, value._local_tensor)
     output, total = ring_attention(*locals_, _ring(spec, key._spec), causal, scale)
-    shape = (*spec.shape[:-1], value.shape[-1])
-    return wrapped(output, spec.mesh, spec.placements, shape, spec), wrapped(
-        total, spec.mesh, spec.placements, spec.shape[:-1]
+    return (
+        wrapped(output, spec.mesh, spec.placements, (*spec.shape[:-1], value.shape[-1]), spec),
+        wrapped(total, spec.mesh, spec.placements, spec.shape[:-1]),
     )
 
 

@@ -8,6 +8,7 @@ And the mean of such a loss with the batch sharded alone: weighted by what the t
 moves two numbers: the total weight, and whether a target is out of range.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,9 +16,11 @@ import torch
 from phalanx.dtensor._algorithms import common
 from phalanx.dtensor._compile import is_traced
 from phalanx.dtensor._dtensor_spec import DTensorSpec
+from phalanx.dtensor._mesh import Mesh
 from phalanx.dtensor._op_plan import call_bound
+from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import assert_async
-from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard
 
 _NONE, _MEAN, _SUM = 0, 1, 2  # torch's codes of the reduction of a loss
 
@@ -62,22 +65,18 @@ def softmax(op: Any, scores: Any, dim: int, half_to_float: bool) -> Any:
     return common.as_before(result.to(spec.dtype), spec)
 
 
-def _takes_gradient(grad: Any, output: Any, dim: int, input_dtype: Any) -> bool:
-    return _is_cut(output._spec, dim)
-
-
 @common.algorithm(
-    "aten._log_softmax_backward_data.default", "aten._softmax_backward_data.default", takes=_takes_gradient
+    "aten._log_softmax_backward_data.default",
+    "aten._softmax_backward_data.default",
+    takes=lambda grad, output, dim, input_dtype: _is_cut(output._spec, dim),
 )
 def softmax_backward(op: Any, grad: Any, output: Any, dim: int, input_dtype: Any) -> Any:
     """-> grad_input, sharded as output."""
     spec: DTensorSpec = output._spec
     dim = dim % spec.ndim
     is_log = "log" in op._schema.name
-    gradient, values = (
-        common.computed(common.redistribute_local(grad, spec.placements)),
-        common.computed(output._local_tensor),
-    )
+    gradient = common.computed(common.redistribute_local(grad, spec.placements))
+    values = common.computed(output._local_tensor)
     weighted = gradient if is_log else gradient * values
     total = common.reduced(weighted.sum(dim, keepdim=True), "sum", spec.mesh, spec.mesh_dims_of(dim))
     return common.as_before((weighted - (values.exp() if is_log else values) * total).to(input_dtype), spec)
@@ -91,27 +90,16 @@ def _takes_scores(scores: Any, *_: Any) -> bool:
 
 
 class _Picked:
-    """The scores that targets select, where the classes are sharded. Collective where the target is redistributed.
-
-    Attributes:
-        dim: The dim of the classes.
-        placements: The placements of the target: as the scores, but replicated on the mesh dims that cut the classes.
-        mesh_dims: The mesh dims that cut the classes; and `others`, those that cut something else.
-        counts: Where a target counts: it is not the ignored one.
-        index: Its place among the classes of this rank, with 0 where it is not `here`.
-        weight: The weight of each class of this rank, or None.
-    """
+    """The scores that targets select, where the classes are sharded. Collective where the target is redistributed."""
 
     def __init__(self, op: Any, spec: DTensorSpec, target: Any, weight: Any, ignored: int) -> None:
-        self.dim = min(1, spec.ndim - 1)
-        dims = [one.dim if isinstance(one, Shard) else None for one in spec.placements]
-        self.mesh_dims = [index for index, dim in enumerate(dims) if dim == self.dim]
-        self.others = [index for index, dim in enumerate(dims) if dim not in (None, self.dim)]
-        self.placements: list[AnyPlacement] = [
-            Replicate() if dim in (None, self.dim) else Shard(dim - (dim > self.dim)) for dim in dims
-        ]
+        self.dim = min(1, spec.ndim - 1)  # of the classes
+        self.mesh_dims = spec.mesh_dims_of(self.dim)  # those that cut the classes; `others` cut something else
+        # The target is as the scores, but replicated on the mesh dims that cut the classes.
+        self.placements, self.shape = common.without_dims(spec, [self.dim], keepdim=False)
+        self.others = [index for index, one in enumerate(self.placements) if isinstance(one, Shard)]
         local = common.redistribute_local(target, self.placements)
-        self.counts = local != ignored
+        self.counts = local != ignored  # where a target counts
         outside = self.counts & ((local < 0) | (local >= spec.shape[self.dim]))
         if is_traced():
             text = f"{op}: a target is out of bounds: there are {spec.shape[self.dim]} classes"
@@ -128,14 +116,15 @@ class _Picked:
                     f"{op}: {target} is out of bounds: there are {spec.shape[self.dim]} classes, so targets are 0 to "
                     f"{spec.shape[self.dim] - 1}"
                 )
-        own = spec.local_shape[self.dim]
         index = local - common.offset_of(spec, self.dim)
-        self.here = self.counts & (index >= 0) & (index < own)
-        self.index = index.masked_fill_(~self.here, 0)
-        self.weight = None
+        self.here = self.counts & (index >= 0) & (index < spec.local_shape[self.dim])
+        self.index = index.masked_fill_(~self.here, 0)  # its place among the classes of this rank
+        self.weights: torch.Tensor | None = None  # of the class that each target picks; 0 where another rank has it
         if weight is not None:
             cut = [Shard(0) if index in self.mesh_dims else Replicate() for index in range(spec.mesh.ndim)]
-            self.weight = common.redistribute_local(weight, cut)
+            own = common.redistribute_local(weight, cut)
+            weights = own[self.index] if own.numel() else own.new_zeros(self.index.shape)
+            self.weights = weights.masked_fill_(~self.here, 0)
 
     def of(self, values: torch.Tensor) -> torch.Tensor:
         """The score that each target picks; 0 where another rank has it, or it does not count."""
@@ -143,14 +132,6 @@ class _Picked:
             return values.new_zeros(self.index.shape)
         found = values.gather(self.dim, self.index.unsqueeze(self.dim)).squeeze(self.dim)
         return found.masked_fill_(~self.here, 0)
-
-    def weights(self) -> torch.Tensor | None:
-        """The weight of the class that each target picks, 0 where another rank has it; None without weights."""
-        if self.weight is None:
-            return None
-        if not self.weight.numel():
-            return self.weight.new_zeros(self.index.shape)
-        return self.weight[self.index].masked_fill_(~self.here, 0)
 
 
 @common.algorithm("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default", takes=_takes_scores)
@@ -164,13 +145,12 @@ def nll_loss(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ign
     mesh = spec.mesh
     picked = _Picked(op, spec, target, weight, ignored)
     local = scores._local_tensor
-    loss, weights = picked.of(local).neg_(), picked.weights()
+    loss, weights = picked.of(local).neg_(), picked.weights
     if weights is not None:
         loss = loss * weights
     if reduction == _NONE and spec.ndim > 1:
         loss = common.reduced(loss, "sum", mesh, picked.mesh_dims)
-        shape = [size for index, size in enumerate(spec.shape) if index != picked.dim]
-        return common.wrapped(loss, mesh, picked.placements, shape), common.replicated(local.new_zeros(()), mesh)
+        return common.wrapped(loss, mesh, picked.placements, picked.shape), common.replicated(local.new_zeros(()), mesh)
     total = picked.counts.sum().to(local.dtype) if weights is None else weights.sum()
     loss = loss.sum()
     if weights is None:
@@ -180,15 +160,20 @@ def nll_loss(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ign
     total = common.reduced(total, "sum", mesh, picked.others)
     if reduction == _MEAN:
         loss = loss / total
-    parts = [Partial("sum") if index in picked.others else Replicate() for index in range(mesh.ndim)]
-    return common.wrapped(loss, mesh, parts, ()), common.replicated(total, mesh)
+    return _summed(loss, picked.others, mesh), common.replicated(total, mesh)
 
 
-def _takes_scores_backward(grad: Any, scores: Any, *_: Any) -> bool:
-    return _takes_scores(scores)
+def _summed(loss: torch.Tensor, mesh_dims: Sequence[int], mesh: Mesh) -> DTensor:
+    """The sum of the losses of the ranks of some mesh dims: a Partial there."""
+    placements = [Partial("sum") if mesh_dim in mesh_dims else Replicate() for mesh_dim in range(mesh.ndim)]
+    return common.wrapped(loss, mesh, placements, ())
 
 
-@common.algorithm("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default", takes=_takes_scores_backward)
+@common.algorithm(
+    "aten.nll_loss_backward.default",
+    "aten.nll_loss2d_backward.default",
+    takes=lambda grad, scores, *_: _takes_scores(scores),
+)
 def nll_loss_backward(
     op: Any, grad: Any, scores: Any, target: Any, weight: Any, reduction: int, ignored: int, total: Any
 ) -> Any:
@@ -199,8 +184,7 @@ def nll_loss_backward(
     gradient = common.redistribute_local(grad, picked.placements if grad.ndim else whole)
     if reduction == _MEAN:
         gradient = gradient / common.redistribute_local(total, whole)
-    weights = picked.weights()
-    value = gradient.neg().expand(picked.index.shape) if weights is None else -gradient * weights
+    value = gradient.neg().expand(picked.index.shape) if picked.weights is None else -gradient * picked.weights
     result = torch.zeros_like(scores._local_tensor)
     if result.shape[picked.dim]:
         # Where another rank has the target, class 0 of this one would be written: with its 0.
@@ -223,14 +207,11 @@ def _takes_batch(scores: Any, target: Any, weight: Any, reduction: int, ignored:
 def nll_loss_of_batch(op: Any, scores: Any, target: Any, weight: Any, reduction: int, ignored: int) -> tuple[Any, Any]:
     """-> (output, total_weight): output is a Partial(sum)."""
     spec: DTensorSpec = scores._spec
-    # The target has the dims of the scores but for the classes.
-    placements: list[AnyPlacement] = [
-        Shard(one.dim - (one.dim > 1)) if isinstance(one, Shard) else Replicate() for one in spec.placements
-    ]
+    placements, _ = common.without_dims(spec, [1], keepdim=False)
     cut = [mesh_dim for mesh_dim, one in enumerate(placements) if isinstance(one, Shard)]
     local_weight = None if weight is None else common.redistribute_local(weight, (Replicate(),) * spec.mesh.ndim)
     local = scores._local_tensor
-    loss, total = local.new_zeros(()), local.new_zeros(())
+    loss = total = local.new_zeros(())
     error: IndexError | None = None
     try:
         found = call_bound(op, [local, common.redistribute_local(target, placements), local_weight, _SUM, ignored])
@@ -247,5 +228,4 @@ def nll_loss_of_batch(op: Any, scores: Any, target: Any, weight: Any, reduction:
             )
     else:
         total = common.reduced(total, "sum", spec.mesh, cut)
-    outputs = [Partial("sum") if mesh_dim in cut else Replicate() for mesh_dim in range(spec.mesh.ndim)]
-    return common.wrapped(loss / total, spec.mesh, outputs, ()), common.replicated(total, spec.mesh)
+    return _summed(loss / total, cut, spec.mesh), common.replicated(total, spec.mesh)

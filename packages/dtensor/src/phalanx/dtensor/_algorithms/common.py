@@ -1,6 +1,7 @@
 """Common parts of the algorithms: their table, how a dim is split, the contribution of each rank, and the results."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -26,12 +27,8 @@ _algorithms: dict[str, list[tuple[Callable[..., bool], Handler]]] = {}
 def algorithm(*names: str, takes: Callable[..., bool], sends: bool = True) -> Callable[[Algorithm], Algorithm]:
     """Register an algorithm for the ops `names` (`aten.sort.default`); of several the first that takes a call is it.
 
-    It is called with the op and every argument of its schema, DTensors in and out, below autograd.
-
-    Args:
-        names: The ops.
-        takes: Called with every argument: whether the algorithm serves the call.
-        sends: Whether it communicates by itself, which strict mode refuses.
+    It is called with the op and every argument of its schema, DTensors in and out, below autograd, where `takes` says
+    of these arguments that it serves the call. Strict mode refuses one that `sends`: that communicates by itself.
     """
 
     def register(function: Algorithm) -> Algorithm:
@@ -64,6 +61,11 @@ def is_cut_plainly(spec: DTensorSpec, dims: Sequence[int], may_be_symbolic: bool
     if not all(isinstance(one, (Shard, Replicate)) for one in spec.placements):
         return False
     return any(spec.mesh_dims_of(dim) for dim in dims)
+
+
+def is_even(spec: DTensorSpec, dim: int) -> bool:
+    """Whether the mesh dims that cut a dim cut it into equal parts."""
+    return spec.shape[dim] % prod(spec.mesh.shape[mesh_dim] for mesh_dim in spec.mesh_dims_of(dim)) == 0
 
 
 def check_strict(op: Any) -> None:
@@ -143,11 +145,8 @@ def without_dims(
             placements.append(Replicate())
         else:
             placements.append(Shard(dim if keepdim else dim - sum(one < dim for one in dims)))
-    if keepdim:
-        shape = tuple(1 if dim in dims else int(size) for dim, size in enumerate(spec.shape))
-    else:
-        shape = tuple(int(size) for dim, size in enumerate(spec.shape) if dim not in dims)
-    return tuple(placements), shape
+    sizes = enumerate(spec.shape)
+    return tuple(placements), tuple(1 if dim in dims else size for dim, size in sizes if keepdim or dim not in dims)
 
 
 def wrapped(

@@ -3,7 +3,6 @@
 Nothing moves: embedding on a table that is sharded by rows leaves a Partial.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,15 +10,7 @@ import torch
 from phalanx.dtensor._algorithms.common import algorithm, is_cut_plainly, offset_of, redistribute_local, wrapped
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._index_bounds import Bound, check_bounds
-from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, split_dim
-
-
-def _whole_on(spec: DTensorSpec, mesh_dims: Sequence[int]) -> tuple[AnyPlacement, ...]:
-    """The placements of an index: whole on the mesh dims that cut the table, as it is on the others."""
-    return tuple(
-        Replicate() if mesh_dim in mesh_dims or type(one) is Partial else one
-        for mesh_dim, one in enumerate(spec.placements)
-    )
+from phalanx.dtensor.placement_types import Partial, Replicate, Shard, split_dim
 
 
 def _takes_embedding(weight: Any, indices: Any, *_: Any) -> bool:
@@ -33,29 +24,34 @@ def _takes_embedding(weight: Any, indices: Any, *_: Any) -> bool:
     )
 
 
+def _looked_up(op: Any, source: Any, dim: int, index: torch.Tensor, argument: int) -> torch.Tensor:
+    """What this rank has of a dim at an index, which is argument `argument` of the op; 0 where another rank has it."""
+    spec: DTensorSpec = source._spec
+    check_bounds(op, index, Bound(argument, None, dim, int(spec.shape[dim]), False, IndexError))
+    local: torch.Tensor = source._local_tensor
+    if not local.shape[dim]:
+        return local.new_zeros((*local.shape[:dim], *index.shape, *local.shape[dim + 1 :]))
+    place = index - offset_of(spec, dim)
+    is_here = (place >= 0) & (place < local.shape[dim])
+    place = torch.where(is_here, place, torch.zeros_like(place))
+    found = op(local, place) if argument == 1 else op(local, dim, place)
+    shown = is_here.reshape((1,) * dim + index.shape + (1,) * (local.ndim - dim - 1))
+    return torch.where(shown, found, torch.zeros((), dtype=local.dtype))
+
+
 @algorithm("aten.embedding.default", takes=_takes_embedding, sends=False)
 def embedding(op: Any, table: Any, index: Any, *_: Any) -> Any:
     """The table is sharded by rows: a Partial(sum) on the mesh dims that cut them."""
     spec: DTensorSpec = table._spec
     rows = spec.mesh_dims_of(0)
-    placements = _whole_on(index._spec, rows)
-    wanted = redistribute_local(index, placements)
-    check_bounds(op, wanted, Bound(1, None, 0, int(spec.shape[0]), False, IndexError))
-    here, is_here = _within(wanted, spec, 0)
-    weight = table._local_tensor
-    if weight.shape[0]:
-        found = torch.where(is_here.unsqueeze(-1), op(weight, here), torch.zeros((), dtype=weight.dtype))
-    else:
-        found = weight.new_zeros((*wanted.shape, weight.shape[1]))
+    # The index is whole on these mesh dims, and as it is on the others.
+    placements = [
+        Replicate() if mesh_dim in rows or type(one) is Partial else one
+        for mesh_dim, one in enumerate(index._spec.placements)
+    ]
+    found = _looked_up(op, table, 0, redistribute_local(index, placements), 1)
     outputs = [Partial("sum") if mesh_dim in rows else one for mesh_dim, one in enumerate(placements)]
     return wrapped(found, spec.mesh, outputs, (*index.shape, spec.shape[1]))
-
-
-def _within(index: torch.Tensor, spec: DTensorSpec, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(local indices, which of them this rank has); of what it has not, index 0."""
-    local = index - offset_of(spec, dim)
-    inside = (local >= 0) & (local < spec.local_shape[dim])
-    return torch.where(inside, local, torch.zeros_like(local)), inside
 
 
 def _takes_select(tensor: Any, dim: int, index: Any) -> bool:
@@ -69,15 +65,6 @@ def index_select(op: Any, source: Any, dim: int, index: Any) -> Any:
     """The tensor is sharded along dim: a Partial(sum) on the mesh dims that cut it."""
     spec: DTensorSpec = source._spec
     dim %= spec.ndim
-    check_bounds(op, index._local_tensor, Bound(2, None, dim, int(spec.shape[dim]), False, IndexError))
-    here, is_here = _within(index._local_tensor, spec, dim)
-    local = source._local_tensor
-    shape = [index.shape[0] if at == dim else size for at, size in enumerate(local.shape)]
-    if local.shape[dim]:
-        line = [-1 if at == dim else 1 for at in range(spec.ndim)]
-        found = torch.where(is_here.reshape(line), op(local, dim, here), torch.zeros((), dtype=local.dtype))
-    else:
-        found = local.new_zeros(shape)
+    found = _looked_up(op, source, dim, index._local_tensor, 2)
     outputs = [Partial("sum") if split_dim(one) == dim else one for one in spec.placements]
-    whole = [index.shape[0] if at == dim else int(size) for at, size in enumerate(spec.shape)]
-    return wrapped(found, spec.mesh, outputs, whole)
+    return wrapped(found, spec.mesh, outputs, (*spec.shape[:dim], index.shape[0], *spec.shape[dim + 1 :]))

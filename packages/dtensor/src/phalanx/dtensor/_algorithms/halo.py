@@ -45,25 +45,24 @@ def _chunks(size: int, count: int) -> tuple[Range, ...]:
     return tuple((int(begin), int(begin) + int(length)) for begin, length in chunks)
 
 
+def _steps(
+    weight: Any, dim: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
+) -> tuple[int, int, int]:
+    """(stride, padding, extent of the kernel) along a dim of the input; lists have a value for each or one for all."""
+    step, pad, spread = (one[(dim - 2) % len(one)] for one in (stride, padding, dilation))
+    return step, pad, spread * (int(weight.shape[dim]) - 1) + 1
+
+
 def _halo(
     spec: DTensorSpec, weight: DTensorSpec, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int]
 ) -> _Halo:
     ((mesh_dim, dim),) = _cuts_in_space(spec)
-    place = dim - 2
-    size = int(spec.shape[dim])
-    step = stride[place % len(stride)]
-    pad = padding[place % len(padding)]
-    spread = dilation[place % len(dilation)]
-    window = spread * (int(weight.shape[dim]) - 1) + 1
-    count = spec.mesh.shape[mesh_dim]
+    size, count = int(spec.shape[dim]), spec.mesh.shape[mesh_dim]
+    step, pad, window = _steps(weight, dim, stride, padding, dilation)
     outputs = _chunks((size + 2 * pad - window) // step + 1, count)
     need, pads = [], []
     for begin, end in outputs:
-        if begin == end:
-            need.append((0, 0))
-            pads.append((0, 0))
-            continue
-        low, high = begin * step - pad, (end - 1) * step - pad + window
+        low, high = (begin * step - pad, (end - 1) * step - pad + window) if begin < end else (0, 0)
         need.append((min(max(low, 0), size), max(min(high, size), 0)))
         pads.append((max(0, -low), max(0, high - size)))
     return _Halo(mesh_dim, dim, _chunks(size, count), tuple(need), tuple(pads), outputs)
@@ -80,42 +79,40 @@ def _overlap(a: Range, b: Range) -> Range:
     return (begin, max(begin, end))
 
 
-def _exchange(parts: list[torch.Tensor], shapes: list[list[int]], mesh: Any, mesh_dim: int) -> list[torch.Tensor]:
-    """Send one part to each rank of a mesh dim, and get one of each. Collective."""
+def _exchange(
+    tensor: torch.Tensor, begin: int, sent: Sequence[Range], received: Sequence[Range], spec: DTensorSpec, halo: _Halo
+) -> list[torch.Tensor]:
+    """Send a range to each rank of a mesh dim, of a tensor that begins at an index, and get one of each. Collective."""
+    parts = [tensor.narrow(halo.dim, low - begin if high > low else 0, high - low) for low, high in sent]
+    shapes = [
+        torch.Size(high - low if at == halo.dim else size for at, size in enumerate(tensor.shape))
+        for low, high in received
+    ]
+    into, out = [one.numel() for one in shapes], [one.numel() for one in parts]
     flat = torch.cat([one.reshape(-1) for one in parts])
-    into = [torch.Size(shape).numel() for shape in shapes]
-    got = pc.wait_tensor(pc.all_to_all_single(flat, into, [one.numel() for one in parts], (mesh, mesh_dim)))
+    got = pc.wait_tensor(pc.all_to_all_single(flat, into, out, (spec.mesh, halo.mesh_dim)))  # type: ignore[arg-type]
     return [one.reshape(shape) for one, shape in zip(torch.split(got, into), shapes, strict=True)]
 
 
 def _with_halo(local: torch.Tensor, spec: DTensorSpec, halo: _Halo) -> torch.Tensor:
     """The part of the input that this rank's chunk of the output needs. Collective."""
     me = number_of(spec, [halo.mesh_dim])
-    own = halo.have[me]
-    parts, shapes = [], []
-    for wanted, theirs in zip(halo.need, halo.have, strict=True):
-        begin, end = _overlap(own, wanted)
-        parts.append(local.narrow(halo.dim, begin - own[0] if end > begin else 0, end - begin))
-        begin, end = _overlap(theirs, halo.need[me])
-        shapes.append([end - begin if at == halo.dim else size for at, size in enumerate(local.shape)])
-    return torch.cat(_exchange(parts, shapes, spec.mesh, halo.mesh_dim), halo.dim)
+    own, window = halo.have[me], halo.need[me]
+    sent = [_overlap(own, wanted) for wanted in halo.need]
+    received = [_overlap(theirs, window) for theirs in halo.have]
+    return torch.cat(_exchange(local, own[0], sent, received, spec, halo), halo.dim)
 
 
 def _halo_back(grad: torch.Tensor, local_shape: Sequence[int], spec: DTensorSpec, halo: _Halo) -> torch.Tensor:
     """The gradient of this rank's part of the input, from the gradients of all windows. Collective."""
     me = number_of(spec, [halo.mesh_dim])
     own, window = halo.have[me], halo.need[me]
-    parts, shapes, where = [], [], []
-    for theirs, wanted in zip(halo.have, halo.need, strict=True):
-        begin, end = _overlap(theirs, window)
-        parts.append(grad.narrow(halo.dim, begin - window[0] if end > begin else 0, end - begin))
-        begin, end = _overlap(own, wanted)
-        shapes.append([end - begin if at == halo.dim else size for at, size in enumerate(local_shape)])
-        where.append((begin - own[0], end - begin))
+    sent = [_overlap(theirs, window) for theirs in halo.have]
+    received = [_overlap(own, wanted) for wanted in halo.need]
     total = grad.new_zeros(tuple(local_shape))
-    for (begin, length), part in zip(where, _exchange(parts, shapes, spec.mesh, halo.mesh_dim), strict=True):
-        if length:
-            total.narrow(halo.dim, begin, length).add_(part)
+    for (begin, end), part in zip(received, _exchange(grad, window[0], sent, received, spec, halo), strict=True):
+        if end > begin:
+            total.narrow(halo.dim, begin - own[0], end - begin).add_(part)
     return total
 
 
@@ -155,10 +152,8 @@ def convolution(op: Any, tensor: Any, weight: Any, bias: Any, *rest: Any) -> Any
     local_bias = None if bias is None else bias._local_tensor
     shape = [spec.shape[0], weight.shape[0]]
     for dim in range(2, spec.ndim):
-        at = dim - 2
-        reach = dilation[at % len(dilation)] * (int(weight.shape[dim]) - 1) + 1
-        size = int(spec.shape[dim]) + 2 * padding[at % len(padding)] - reach
-        shape.append(size // stride[at % len(stride)] + 1)
+        step, pad, reach = _steps(weight, dim, stride, padding, dilation)
+        shape.append((int(spec.shape[dim]) + 2 * pad - reach) // step + 1)
     begin, end = halo.outputs[me]
     local_shape = [end - begin if dim == halo.dim else int(size) for dim, size in enumerate(shape)]
     local_shape[0] = tensor._local_tensor.shape[0]

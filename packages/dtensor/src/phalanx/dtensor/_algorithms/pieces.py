@@ -29,8 +29,7 @@ def _takes(tensor: Any, dim: int | None, *_: Any) -> bool:
 @common.algorithm("aten.max.dim", "aten.min.dim", takes=_takes)
 def extreme(op: Any, tensor: Any, dim: int, keepdim: bool) -> tuple[Any, Any]:
     """-> (values, indices)."""
-    values, indices = _along(tensor, dim, op._schema.name.endswith("max"), keepdim)
-    return values, indices
+    return _along(tensor, dim, op._schema.name.endswith("max"), keepdim)
 
 
 @common.algorithm("aten.argmax.default", "aten.argmin.default", takes=_takes)
@@ -40,8 +39,8 @@ def arg_extreme(op: Any, tensor: Any, dim: int | None, keepdim: bool) -> Any:
     return _of_all(tensor, largest, keepdim) if dim is None else _along(tensor, dim, largest, keepdim)[1]
 
 
-def _along(tensor: Any, dim: int, largest: bool, keepdim: bool) -> list[DTensor]:
-    """[values, global indices] of the best of each line along a dim. Collective."""
+def _along(tensor: Any, dim: int, largest: bool, keepdim: bool) -> tuple[DTensor, DTensor]:
+    """(values, global indices) of the best of each line along a dim. Collective."""
     local, spec = common.without_partial(tensor)
     dim %= spec.ndim
     if local.shape[dim]:
@@ -55,11 +54,10 @@ def _along(tensor: Any, dim: int, largest: bool, keepdim: bool) -> list[DTensor]
     all_values, all_indices = (common.gathered(one, spec.mesh, spec.mesh_dims_of(dim)) for one in (values, indices))
     values, piece = all_values.max(0) if largest else all_values.min(0)
     indices = all_indices.gather(0, piece.unsqueeze(0)).squeeze(0)
-    placements, shape = common.without_dims(spec, [dim], keepdim)
-    return [
-        common.wrapped(one.unsqueeze(dim) if keepdim else one, spec.mesh, placements, shape)
-        for one in (values, indices)
-    ]
+    if keepdim:
+        values, indices = values.unsqueeze(dim), indices.unsqueeze(dim)
+    where = (spec.mesh, *common.without_dims(spec, [dim], keepdim))
+    return common.wrapped(values, *where), common.wrapped(indices, *where)
 
 
 def _of_all(tensor: Any, largest: bool, keepdim: bool) -> Any:
@@ -108,11 +106,9 @@ def topk(op: Any, tensor: Any, k: int, dim: int, largest: bool, is_sorted: bool)
         torch.cat(list(common.gathered(one, spec.mesh, spec.mesh_dims_of(dim))), dim) for one in (values, indices)
     )
     found, at = candidates.topk(k, dim, largest, is_sorted)
-    placements, shape = common.without_dims(spec, [dim], keepdim=True)
-    size = [k if index == dim else one for index, one in enumerate(shape)]
-    return common.wrapped(found, spec.mesh, placements, size), common.wrapped(
-        places.gather(dim, at), spec.mesh, placements, size
-    )
+    placements, _ = common.without_dims(spec, [dim], keepdim=True)
+    where = spec.mesh, placements, (*spec.shape[:dim], k, *spec.shape[dim + 1 :])
+    return common.wrapped(found, *where), common.wrapped(places.gather(dim, at), *where)
 
 
 # ---- scans: each rank scans its piece and takes in the totals before it ---------------------------------------------

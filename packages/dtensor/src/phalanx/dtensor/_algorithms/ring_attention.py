@@ -12,7 +12,7 @@ Sources: Liu, Zaharia and Abbeel, "Ring Attention with Blockwise Transformers" (
 and tail: Llama 3 (arXiv 2407.21783), section 3.3.2.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -49,7 +49,8 @@ class Ring:
         for step in range(count):
             coming, works = _pass_on(self, held, self.length(step + 1), _TAG) if step + 1 < count else (held, [])
             yield step, held, pieces(self.queries[self.place], self.keys[(self.place - step) % count], causal)
-            _wait(works)
+            for work in works:
+                work.wait()
             held = coming
 
 
@@ -64,6 +65,12 @@ class Piece(NamedTuple):
     k: int
     k_end: int
     causal: bool
+
+    def queries(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(SEQUENCE, self.q, self.q_end - self.q)
+
+    def keys(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.narrow(SEQUENCE, self.k, self.k_end - self.k)
 
 
 def pieces(queries: Runs, keys: Runs, causal: bool) -> Iterator[Piece]:
@@ -117,18 +124,9 @@ def _pass_on(ring: Ring, tensor: torch.Tensor, lengths: int, tag: int) -> tuple[
     return received, list(pc.batch_isend_irecv(ops)) if ops else []
 
 
-def _wait(works: Sequence[dist.Work]) -> None:
-    for one in works:
-        one.wait()
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype in which parts are added up."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def _rows(tensor: torch.Tensor, begin: int, end: int) -> torch.Tensor:
-    return tensor.narrow(SEQUENCE, begin, end - begin)
 
 
 def ring_attention(
@@ -136,29 +134,17 @@ def ring_attention(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Attention of this rank's queries to the keys and values of all. Collective over the ring.
 
-    Args:
-        query, key, value: This rank's parts, (batch, heads, sequence, features), of one floating dtype, on the CPU.
-        ring: Which rank has which positions.
-        causal: Whether a query sees only keys up to its position.
-        scale: The factor of the scores; 1/sqrt(features) by default.
-
-    Returns:
-        The output, as the query; and the log-sum-exp of the scores, (batch, heads, sequence), which the backward needs.
+    This rank's parts are (batch, heads, sequence, features), of one floating dtype, on the CPU. Returns the output, as
+    the query, and the log-sum-exp of the scores, (batch, heads, sequence), which the backward needs.
     """
-    wide = _wide(query.dtype)
+    wide = wide_dtype(query.dtype)
     result = query.new_zeros((*query.shape[:-1], value.shape[-1]), dtype=wide)
     total = query.new_full(query.shape[:-1], -torch.inf, dtype=wide)
     for _, held, parts in ring.steps(torch.stack((key, value)), causal):
         for one in parts:
-            part, sums = _forward(
-                _rows(query, one.q, one.q_end),
-                _rows(held[0], one.k, one.k_end),
-                _rows(held[1], one.k, one.k_end),
-                0.0,
-                one.causal,
-                scale=scale,
-            )
-            _merge(_rows(result, one.q, one.q_end), _rows(total, one.q, one.q_end), part, sums)
+            keys, values = map(one.keys, held)
+            part, sums = _forward(one.queries(query), keys, values, 0.0, one.causal, scale=scale)
+            _merge(one.queries(result), one.queries(total), part, sums)
     return result.to(query.dtype), total
 
 
@@ -180,36 +166,22 @@ def ring_attention_backward(
     causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The gradients of query, key and value. Collective over the ring.
-
-    Args:
-        grad: The gradient of the output.
-        query, key, value, output, total: What went into `ring_attention` and came out of it.
-        ring, causal, scale: As there.
-    """
-    wide = _wide(query.dtype)
+    """The gradients of query, key and value, from that of the output of `ring_attention`. Collective over the ring."""
+    wide = wide_dtype(query.dtype)
     grad_query = torch.zeros_like(query, dtype=wide, memory_format=torch.contiguous_format)
     both = torch.stack((key, value))
     grads = torch.zeros_like(both, dtype=wide)
     for step, held, needed in ring.steps(both, causal):
         for one in needed:
             # With the sums of all keys the parts of the gradient are those of the whole, and add up.
-            parts = _backward(
-                _rows(grad, one.q, one.q_end).contiguous(),
-                _rows(query, one.q, one.q_end),
-                _rows(held[0], one.k, one.k_end),
-                _rows(held[1], one.k, one.k_end),
-                _rows(output, one.q, one.q_end),
-                _rows(total, one.q, one.q_end),
-                0.0,
-                one.causal,
-                scale=scale,
-            )
-            _rows(grad_query, one.q, one.q_end).add_(parts[0])
-            _rows(grads[0], one.k, one.k_end).add_(parts[1])
-            _rows(grads[1], one.k, one.k_end).add_(parts[2])
+            inputs = one.queries(query), *map(one.keys, held), one.queries(output), one.queries(total)
+            parts = _backward(one.queries(grad).contiguous(), *inputs, 0.0, one.causal, scale=scale)
+            one.queries(grad_query).add_(parts[0])
+            one.keys(grads[0]).add_(parts[1])
+            one.keys(grads[1]).add_(parts[2])
         if len(ring.ranks) > 1:
             # They go on to the rank that works on these keys next, and last to the one whose they are.
             grads, works = _pass_on(ring, grads, ring.length(step + 1), _TAG + 1)
-            _wait(works)
+            for work in works:
+                work.wait()
     return grad_query.to(query.dtype), grads[0].to(key.dtype), grads[1].to(value.dtype)

@@ -127,11 +127,10 @@ def variance(op: Any, tensor: Any, dims: Any, correction: Any, keepdim: bool) ->
 
 def _is_for_us(is_training: bool, spec: DTensorSpec, others: Sequence[Any]) -> bool:
     """Whether the batch or space is cut, the channels are not, and the others are replicated or absent."""
-    dims = [dim for dim in range(spec.ndim) if dim != 1]
-    is_cut = (
-        spec.ndim >= 2 and spec.shape.numel() > 0 and common.is_cut_plainly(spec, dims) and not spec.mesh_dims_of(1)
-    )
-    return is_training and is_cut and all(one is None or one._spec.is_replicated for one in others)
+    if not is_training or spec.ndim < 2 or not spec.shape.numel() or spec.mesh_dims_of(1):
+        return False
+    is_cut = common.is_cut_plainly(spec, [0, *range(2, spec.ndim)])
+    return is_cut and all(one is None or one._spec.is_replicated for one in others)
 
 
 def _takes_batch_norm(tensor: Any, weight: Any, bias: Any, mean: Any, var: Any, training: bool, *_: Any) -> bool:
@@ -144,9 +143,9 @@ def batch_norm(
 ) -> tuple[Any, Any, Any]:
     """-> (output, save_mean, save_invstd)."""
     spec: DTensorSpec = tensor._spec
-    line = [-1 if dim == 1 else 1 for dim in range(spec.ndim)]
+    line = [1, -1, *[1] * (spec.ndim - 2)]
     exact = common.computed(tensor._local_tensor)
-    mean, squares, count = moments(exact, spec, [dim for dim in range(spec.ndim) if dim != 1])
+    mean, squares, count = moments(exact, spec, [0, *range(2, spec.ndim)])
     inverse = (squares / count + eps).rsqrt()
     out = (exact - mean) * inverse
     if weight is not None:
@@ -185,8 +184,8 @@ def batch_norm_backward(
 ) -> tuple[Any, Any, Any]:
     """-> (grad_input, grad_weight, grad_bias), those that output_mask asks for."""
     spec: DTensorSpec = tensor._spec
-    line = [-1 if dim == 1 else 1 for dim in range(spec.ndim)]
-    others = [dim for dim in range(spec.ndim) if dim != 1]
+    line = [1, -1, *[1] * (spec.ndim - 2)]
+    others = [0, *range(2, spec.ndim)]
     local = common.computed(tensor._local_tensor)
     exact = local.dtype
     gradient = common.redistribute_local(grad, spec.placements).to(exact)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from phalanx.core.random import Kind
-from phalanx.dtensor._random.fill import Distribution, integers
+from phalanx.dtensor._random.fill import Distribution
 
 
 def uniform(op: Any, dtype: torch.dtype, low: float, high: float) -> Distribution:
@@ -30,52 +30,33 @@ def bernoulli(op: Any, dtype: torch.dtype, p: float) -> Distribution:
     return Distribution(Kind.BERNOULLI, p, 0.0)
 
 
-def _floating(op: Any, dtype: torch.dtype, kind: Kind, a: float, b: float, name: str, scale: float) -> Distribution:
-    need(op, scale > 0, f"expects {name} > 0.0, but found {name}={scale}")
+def scaled(kind: Kind, name: str, op: Any, dtype: torch.dtype, *given: float) -> Distribution:
+    """A distribution of floats whose last argument, of that name, must be above 0."""
+    need(op, given[-1] > 0, f"expects {name} > 0.0, but found {name}={given[-1]}")
     need(op, dtype.is_floating_point, f"only supports floating-point dtypes, not {dtype}")
-    return Distribution(kind, a, b)
-
-
-def exponential(op: Any, dtype: torch.dtype, rate: float) -> Distribution:
-    return _floating(op, dtype, Kind.EXPONENTIAL, rate, 0.0, "lambda", rate)
-
-
-def cauchy(op: Any, dtype: torch.dtype, median: float, scale: float) -> Distribution:
-    return _floating(op, dtype, Kind.CAUCHY, median, scale, "sigma", scale)
-
-
-def log_normal(op: Any, dtype: torch.dtype, mean: float, std: float) -> Distribution:
-    return _floating(op, dtype, Kind.LOG_NORMAL, mean, std, "std", std)
+    return Distribution(kind, *given)
 
 
 _DIGITS = {torch.float64: 53, torch.float32: 24, torch.float16: 11, torch.bfloat16: 8}
 
 
-def _whole_range(dtype: torch.dtype) -> tuple[int, int]:
-    """The smallest and the largest integer that random_ without arguments may give, for `from` and for `to`."""
-    if dtype == torch.bool:
-        return 0, 1
-    if dtype in _DIGITS:
-        return -(1 << _DIGITS[dtype]), 1 << _DIGITS[dtype]
-    limits = torch.iinfo(dtype)
-    return limits.min, limits.max
-
-
 def whole_numbers(op: Any, dtype: torch.dtype, low: int | None = None, high: int | None = None) -> Distribution:
     """random_: [low, high), or up to the largest integer of the dtype; from 0 on if there is no low."""
-    need(op, dtype in _DIGITS or not (dtype.is_complex or dtype.is_floating_point), f"not implemented for {dtype}")
-    least, most = _whole_range(dtype)
-    first = 0 if low is None else low
-    last = most if high is None else high - 1
-    need(op, first <= last, f"expects 'from' to be less than 'to', but got from={first} >= to={last + 1}")
-    if dtype in _DIGITS:
+    digits = _DIGITS.get(dtype)
+    need(op, digits is not None or not (dtype.is_complex or dtype.is_floating_point), f"not implemented for {dtype}")
+    if digits is None:
+        least, most = (0, 1) if dtype == torch.bool else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    else:
         most = int(torch.finfo(dtype).max)
         least = -most
-        need(op, least <= first and last <= most, f"from={first} or to={last + 1} is out of bounds for {dtype}")
-        first, last = _inward(first, _DIGITS[dtype], up=True), _inward(last, _DIGITS[dtype], up=False)
-    else:
-        need(op, least <= first and last <= most, f"from={first} or to - 1={last} is out of bounds for {dtype}")
-    return integers(first, max(last - first, 0) + 1)
+    first = 0 if low is None else low
+    last = high - 1 if high is not None else most if digits is None else 1 << digits
+    need(op, first <= last, f"expects 'from' to be less than 'to', but got from={first} >= to={last + 1}")
+    shown = f"to - 1={last}" if digits is None else f"to={last + 1}"
+    need(op, least <= first and last <= most, f"from={first} or {shown} is out of bounds for {dtype}")
+    if digits is not None:
+        first, last = _inward(first, digits, up=True), _inward(last, digits, up=False)
+    return Distribution(None, first, max(last - first, 0) + 1)
 
 
 def _inward(value: int, digits: int, *, up: bool) -> int:

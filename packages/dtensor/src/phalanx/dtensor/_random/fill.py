@@ -13,21 +13,7 @@ from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._layout import Runs, boxes, contiguous_stride
 from phalanx.dtensor._mesh import coordinate_of
 
-DTYPES = {
-    torch.float16: DType.FLOAT16,
-    torch.bfloat16: DType.BFLOAT16,
-    torch.float32: DType.FLOAT32,
-    torch.float64: DType.FLOAT64,
-    torch.int8: DType.INT8,
-    torch.uint8: DType.UINT8,
-    torch.int16: DType.INT16,
-    torch.uint16: DType.UINT16,
-    torch.int32: DType.INT32,
-    torch.uint32: DType.UINT32,
-    torch.int64: DType.INT64,
-    torch.uint64: DType.UINT64,
-    torch.bool: DType.BOOL,
-}
+DTYPES = {getattr(torch, one.name.lower()): one for one in DType if one <= DType.BOOL}
 
 
 class Distribution(NamedTuple):
@@ -35,12 +21,7 @@ class Distribution(NamedTuple):
 
     kind: Kind | None
     a: float
-    b: float
-
-
-def integers(low: int, count: int) -> Distribution:
-    """Integers from `low` on, of which there are `count`."""
-    return Distribution(None, low, count)
+    b: float = 0.0
 
 
 @lru_cache(maxsize=4096)
@@ -59,9 +40,6 @@ def fill_local(local: torch.Tensor, spec: DTensorSpec, distribution: Distributio
     """Fill this rank's local tensor of a spec; nothing on a rank outside its mesh. Not collective.
 
     The tensor has any stride, and a dtype that need not be that of the spec. Partial counts as Replicate.
-
-    Raises:
-        RuntimeError: The distribution does not fit the dtype.
     """
     if local.numel() and coordinate_of(spec.mesh) is not None:
         fill_runs(local, tuple(spec.shape), spec.local_runs, distribution, key)

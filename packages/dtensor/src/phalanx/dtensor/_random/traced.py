@@ -23,11 +23,8 @@ from phalanx.dtensor._mesh import Mesh, coordinate_of
 from phalanx.dtensor._random.fill import Distribution, fill_runs
 from phalanx.dtensor._random.state import agree_among, generator_of_ranks, key_of
 
-__all__ = ["key", "values"]
-
 _WRAP = 1 << 64
 _INTEGERS = 0  # the kind of a law of integers: `a` is the smallest, `b` how many less one
-
 
 # The last key of each graph that is being made.
 _last: "weakref.WeakKeyDictionary[Any, torch.Tensor]" = weakref.WeakKeyDictionary()
@@ -68,12 +65,8 @@ def values(spec: DTensorSpec, distribution: Distribution, key: torch.Tensor, dev
     Partial counts as Replicate, and this rank must be in the mesh of the spec.
     """
     runs = spec.local_runs
-    a: float
-    b: float
-    if distribution.kind is None:
-        kind, a, b = _INTEGERS, int(distribution.a), _signed(int(distribution.b) - 1)
-    else:
-        kind, a, b = int(distribution.kind), float(distribution.a), float(distribution.b)
+    kind, a, b = distribution
+    law = (_INTEGERS, int(a), _signed(int(b) - 1)) if kind is None else (int(kind), float(a), float(b))
     made: torch.Tensor = torch.ops.phalanx_dtensor.random_values(
         key,
         list(spec.shape),
@@ -81,9 +74,7 @@ def values(spec: DTensorSpec, distribution: Distribution, key: torch.Tensor, dev
         [length for dim in runs for _, length in dim],
         [len(dim) for dim in runs],
         list(spec.local_stride),
-        kind,
-        a,
-        b,
+        *law,
         spec.dtype,
         device,
     )
@@ -106,34 +97,25 @@ def _by_dim(values: Sequence[int], counts: Sequence[int]) -> list[Sequence[int]]
     return [values[end - count : end] for count, end in zip(counts, accumulate(counts), strict=True)]
 
 
-def _empty(lengths: Sequence[int], counts: Sequence[int], stride: Sequence[int], *given: Any) -> torch.Tensor:
+def _empty(
+    lengths: Sequence[int], counts: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
     size = [sum(own) for own in _by_dim(lengths, counts)]
-    return torch.empty_strided(size, list(stride), dtype=given[0], device=given[1])
+    return torch.empty_strided(size, list(stride), dtype=dtype, device=device)
 
 
 def _values_kernel(
-    key: torch.Tensor,
-    shape: Sequence[int],
-    starts: Sequence[int],
-    lengths: Sequence[int],
-    counts: Sequence[int],
-    stride: Sequence[int],
-    kind: int,
-    a: float,
-    b: float,
-    dtype: torch.dtype,
-    device: torch.device,
+    key: torch.Tensor, shape: Any, starts: Any, lengths: Any, counts: Any, stride: Any, *rest: Any
 ) -> torch.Tensor:
-    local = _empty(lengths, counts, stride, dtype, device)
+    kind, a, b, *like = rest
+    local = _empty(lengths, counts, stride, *like)
     if local.numel():
-        distribution = (
-            Distribution(None, a, int(b) % _WRAP + 1) if kind == _INTEGERS else Distribution(Kind(kind), a, b)
-        )
+        law = Distribution(None, a, int(b) % _WRAP + 1) if kind == _INTEGERS else Distribution(Kind(kind), a, b)
         runs = tuple(
             tuple((start, length) for start, length in zip(*own, strict=True) if length)
             for own in zip(_by_dim(starts, counts), _by_dim(lengths, counts), strict=True)
         )
-        fill_runs(local, tuple(shape), runs, distribution, int(key.item()) % _WRAP)
+        fill_runs(local, tuple(shape), runs, law, int(key.item()) % _WRAP)
     return local
 
 

@@ -41,14 +41,10 @@ def _parts(size: int, ways: Sequence[int]) -> list[int]:
 class OpSizes:
     """Sizes and dtypes of one call, in the terms of its rule.
 
-    Args:
-        inputs: The dims of each input, batch dims written out; None for a tensor of any rank.
-        shapes: Shape of each input.
-        dtypes: Dtype of each input.
-        given: Sizes of factors that no dim shows alone: the split of a view.
+    `given` has the sizes of factors that no dim shows alone: the split of a view.
     """
 
-    __slots__ = ("_sizes", "dtypes", "shapes")
+    __slots__ = ("dtypes", "of_factors", "shapes")
 
     def __init__(
         self,
@@ -59,19 +55,12 @@ class OpSizes:
     ) -> None:
         self.shapes = shapes
         self.dtypes = dtypes
-        sizes = dict(given or {})
+        self.of_factors = dict(given or {})
         for dims, shape in zip(inputs, shapes, strict=True):
             for factors, size in zip(dims or (), shape, strict=False):
                 # Broadcasting: the size that is not 1 counts.
-                if len(factors) == 1 and sizes.get(factors[0], 1) == 1:
-                    sizes[factors[0]] = size
-        self._sizes = sizes
-
-    def size(self, factor: str) -> int:
-        return self._sizes[factor]
-
-    def knows(self, factor: str) -> bool:
-        return factor in self._sizes
+                if len(factors) == 1 and self.of_factors.get(factors[0], 1) == 1:
+                    self.of_factors[factors[0]] = size
 
 
 # ---- conditions -----------------------------------------------------------------------------------------------------
@@ -116,7 +105,7 @@ class AllOne:
     factors: tuple[str, ...]
 
     def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        return all(facts.knows(one) and facts.size(one) == 1 for one in self.factors)
+        return all(facts.of_factors.get(one) == 1 for one in self.factors)
 
 
 @dataclass(frozen=True)
@@ -127,11 +116,12 @@ class Aligned:
     inner: tuple[str, ...]
 
     def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        if not all(map(facts.knows, (self.factor, *self.inner))):
+        sizes = facts.of_factors
+        if not sizes.keys() >= {self.factor, *self.inner}:
             return False
-        inner = prod(map(facts.size, self.inner))
+        inner = prod(sizes[one] for one in self.inner)
         for level, count in enumerate(ways):
-            parts = _parts(facts.size(self.factor), ways[:level])
+            parts = _parts(sizes[self.factor], ways[:level])
             if any(-(-part * inner // count) != -(-part // count) * inner for part in parts):
                 return False
         return True
@@ -144,7 +134,7 @@ class NotEmpty:
     factor: str
 
     def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        return facts.size(self.factor) != 0
+        return facts.of_factors[self.factor] != 0
 
 
 @dataclass(frozen=True)
@@ -154,7 +144,7 @@ class EachHas:
     factor: str
 
     def is_satisfied(self, facts: OpSizes, ways: Sequence[int]) -> bool:
-        return 0 not in _parts(facts.size(self.factor), ways)
+        return 0 not in _parts(facts.of_factors[self.factor], ways)
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,6 @@ class CostModel:
     copy_bytes_per_us: float = 8_000.0  # bytes that a rank copies in a microsecond
     partial_us: float = 0.5  # for each output that becomes Partial where no input was: it is to be reduced later
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(one.size for one in self.mesh)
-
     def change_us(self, source: Placement, target: Placement | None, count_bytes: float, mesh_dim: int) -> float:
         """The microseconds of redistributing a tensor, of which the mesh dim sees so many bytes; inf if no way leads
         there. The target is None if any placement will do.
@@ -107,9 +103,9 @@ def strategy_us(
     """
     total = 0.0
     partial = any(type(one) is Partial for one in placements)
+    if not partial and strategy.factor is None and any(type(one) is Partial for one in strategy.inputs):
+        return inf  # no input is a Partial: only a bias has to become one, if a factor is split
     for source, target, count in zip(placements, strategy.inputs, count_bytes, strict=True):
-        if type(target) is Partial and source != target and not partial and strategy.factor is None:
-            return inf  # no input is a Partial: only a bias has to become one, if a factor is split
         total += model.change_us(source, target, count, mesh_dim)
     # A sum would be scattered, and a replicated input split: the activations would have to be gathered again later.
     changes = {(type(source), type(target)) for source, target in zip(placements, strategy.inputs, strict=True)}
@@ -158,6 +154,7 @@ def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostM
     Raises:
         ValueError: The op writes into an input, and no strategy leaves that input's placement as it is.
     """
+    mesh_shape = [one.size for one in model.mesh]
     seen = _seen_bytes(match, placements, model)
     uneven = _uneven_dims(match, model)
     lists: list[list[tuple[float, int]]] = []
@@ -180,7 +177,7 @@ def choose(match: Match, placements: Sequence[Sequence[Placement]], model: CostM
             break
         cost, places = heapq.heappop(heap)
         strategies = tuple(match.strategies[own[place][1]] for own, place in zip(lists, places, strict=True))
-        if combine(strategies, match.facts, model.shape):
+        if combine(strategies, match.facts, mesh_shape):
             inputs = tuple(zip(*(one.inputs for one in strategies), strict=True))
             outputs = tuple(zip(*(one.outputs for one in strategies), strict=True))
             return Choice(strategies, cost, inputs, outputs)

@@ -6,9 +6,9 @@ shape costs no new derivation. Over a mesh of several dims each takes a strategy
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 
 from phalanx.dtensor._rules import constraints
 from phalanx.dtensor._rules.parser import BATCH, RuleError, TensorDims, parse
@@ -43,41 +43,35 @@ class Strategy:
     scale: tuple[int, ...] = ()  # the outputs that are multiplied by the rank's share of the factor
     fill: str | None = None  # the reduction whose neutral element stands for the result of a rank that has no part
 
-    def is_satisfied(self, facts: constraints.OpSizes, ways: Sequence[int]) -> bool:
-        """Whether the conditions hold where the mesh dims of sizes `ways`, this one last, cut the factor."""
-        return all(one.is_satisfied(facts, ways) for one in self.conditions)
-
 
 @dataclass(frozen=True)
 class Expanded:
     """A rule for tensors of known ranks: batch dims have names of their own, `..0` the last one."""
 
-    text: str
     inputs: tuple[constraints.ExpandedDims | None, ...]
     outputs: tuple[constraints.ExpandedDims | None, ...]
-    strategies: tuple[Strategy, ...] = field(default=(), compare=False, hash=False)
+    strategies: tuple[Strategy, ...]  # for one mesh dim
 
 
 def _expand(tensor: TensorDims, batch_count: int) -> constraints.ExpandedDims | None:
     if tensor.dims is None:
         return None
     dims: list[tuple[str, ...]] = []
-    for dim in tensor.dims:
-        if dim.factors == (BATCH,):
-            dims.extend((f"..{place}",) for place in reversed(range(batch_count)))
-        else:
-            dims.append(dim.factors)
+    for factors in tensor.dims:
+        dims += [(f"..{place}",) for place in reversed(range(batch_count))] if factors == (BATCH,) else [factors]
     return tuple(dims)
 
 
-def _places(
-    dims: constraints.ExpandedDims | None, factor: str
-) -> Iterator[tuple[int, tuple[str, ...], tuple[str, ...]]]:
-    """(dim, factors outside, factors inside) of each dim with that factor."""
+def _placed(dims: constraints.ExpandedDims | None, factor: str) -> tuple[int | None, list[constraints.Condition]]:
+    """(the dim with a factor or None, what must hold where the dim has other factors too)."""
     for index, factors in enumerate(dims or ()):
         if factor in factors:
             at = factors.index(factor)
-            yield index, factors[:at], factors[at + 1 :]
+            conditions: list[constraints.Condition] = [constraints.AllOne(factors[:at])] if at else []
+            if factors[at + 1 :]:
+                conditions.append(constraints.Aligned(factor, factors[at + 1 :]))
+            return index, conditions
+    return None, []
 
 
 class _Deriver:
@@ -131,41 +125,42 @@ class _Deriver:
         inputs = self.whole.copy()
         at: list[constraints.Where] = []
         for index, dims in enumerate(self.inputs):
-            for dim, outside, inside in _places(dims, factor):
+            dim, needed = _placed(dims, factor)
+            if dim is not None:
                 inputs[index] = Shard(dim)
-                conditions += self.conditions(factor, outside, inside)
-                if not outside and not inside:
+                conditions += needed
+                if not needed:
                     at.append((index, dim))
         named = BATCH if factor[0] == "." else factor  # how clauses call it
         reduction = self.reductions.get(named)
         outputs: list[Placement] = []
         lacking: list[int] = []
         for index, dims in enumerate(self.outputs):
-            places = list(_places(dims, factor))
-            for dim, outside, inside in places:
+            dim, needed = _placed(dims, factor)
+            conditions += needed
+            if dim is not None:
                 outputs.append(Shard(dim))
-                conditions += self.conditions(factor, outside, inside)
-            if not places:
-                if reduction is None:
-                    return  # what comes out would need the whole factor
+            elif reduction is None:
+                return  # what comes out would need the whole factor
+            else:
                 outputs.append(Replicate() if reduction.op == "same" else Partial(PARTIAL_OPS[reduction.op]))
                 lacking.append(index)
-        fill = None
         scale: tuple[int, ...] = ()
-        if named in self.rule.full:
-            conditions.append(constraints.EachHas(factor))
         if named in self.rule.scaled:
             scale = tuple(range(len(self.outputs)))
-            conditions.append(constraints.NotEmpty(factor))
         elif reduction is not None and reduction.op == "mean":
             scale = tuple(lacking)
-            conditions.append(constraints.NotEmpty(factor))
-        elif reduction is not None and reduction.op in ("max", "min"):
-            fill = reduction.op
+        fill = reduction.op if reduction is not None and reduction.op in ("max", "min") and not scale else None
+        if named in self.rule.full:
+            conditions.append(constraints.EachHas(factor))
+        if scale or fill:
             conditions.append(constraints.NotEmpty(factor))
         for index in reduction.with_inputs if reduction else ():
             inputs[index] = Partial("sum")
-        for cut, ones in self.broadcasts(factor, at):
+        # In a batch dim some of the inputs may have size 1, and broadcast.
+        most = len(at) if factor[0] == "." and len(at) <= _MOST_BROADCAST else 1
+        for ones in chain.from_iterable(combinations(at, count) for count in range(max(1, most))):
+            cut = tuple(one for one in at if one not in ones)
             placements = inputs.copy()
             own = list(conditions)
             if len(cut) > 1:
@@ -176,37 +171,12 @@ class _Deriver:
                     placements[index] = Replicate()
             yield Strategy(tuple(placements), tuple(outputs), factor, tuple(dict.fromkeys(own)), scale, fill)
 
-    @staticmethod
-    def conditions(factor: str, outside: tuple[str, ...], inside: tuple[str, ...]) -> list[constraints.Condition]:
-        return [
-            *([constraints.AllOne(outside)] if outside else []),
-            *([constraints.Aligned(factor, inside)] if inside else []),
-        ]
-
-    @staticmethod
-    def broadcasts(
-        factor: str, at: list[constraints.Where]
-    ) -> Iterator[tuple[tuple[constraints.Where, ...], tuple[constraints.Where, ...]]]:
-        """(inputs that are cut, inputs that are 1 there) for each way to broadcast."""
-        yield tuple(at), ()
-        if factor[0] != "." or len(at) > _MOST_BROADCAST:
-            return
-        for count in range(1, len(at)):
-            for ones in combinations(at, count):
-                yield tuple(one for one in at if one not in ones), ones
-
 
 @cache
 def derive(text: str, ranks: tuple[int, ...]) -> Expanded:
-    """A rule (see `parser`) for inputs of so many dims, with its strategies for one mesh dim.
-
-    The first strategy is the one that leaves every tensor whole.
-
-    Raises:
-        RuleError: The rule is malformed or not for tensors of these ranks.
-    """
+    """A rule (see `parser`) for inputs of so many dims, with its strategies; the first leaves every tensor whole."""
     deriver = _Deriver(text, ranks)
-    return Expanded(text, deriver.inputs, deriver.outputs, tuple(deriver.all()))
+    return Expanded(deriver.inputs, deriver.outputs, tuple(deriver.all()))
 
 
 def combine(strategies: Sequence[Strategy], facts: constraints.OpSizes, mesh_shape: Sequence[int]) -> bool:
@@ -217,7 +187,7 @@ def combine(strategies: Sequence[Strategy], facts: constraints.OpSizes, mesh_sha
         if strategy.factor is not None:
             own = ways.setdefault(strategy.factor, [])
             own.append(count)
-        if not strategy.is_satisfied(facts, own):
+        if not all(one.is_satisfied(facts, own) for one in strategy.conditions):
             return False
     if len(strategies) == 1:
         return True

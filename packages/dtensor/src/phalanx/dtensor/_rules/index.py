@@ -5,78 +5,75 @@ from typing import Any
 
 import torch
 
-from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_rules, rule
+from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, family, register_rules, rule
 from phalanx.dtensor._rules.rule_builder import along, dims, numbered, tied
 
 
-def _filling(write: RuleFunction) -> RuleFunction:
+@family
+def _filling(call: Call, write: RuleFunction) -> RuleSpec:
     """(self, dim, index, value): zeros may be filled into every term of a sum; other values may not."""
-
-    def written(call: Call) -> RuleSpec:
-        text = write(call)
-        return text and f"{text} ; up 0{' ; lin 0' if call[3] == 0 else ''}"
-
-    return written
+    text = write(call)
+    return text and f"{text} ; up 0{' ; lin 0' if call[3] == 0 else ''}"
 
 
 register_rules(
     {
         # In the other dims the index may be smaller than the input: then neither can be cut there (SameSize).
-        "aten.gather.default": along(1, "[x!], [i] -> [i] ; pass 0", scalars=False),
-        "aten.scatter.src": along(1, "[x!], [i!], [j!] -> [x] ; pass 0+2", scalars=False),
-        "aten.scatter.value": _filling(along(1, "[x!], [i!] -> [x]", scalars=False)),
-        "aten.scatter_add.default": along(1, "[x!], [i], [i] -> [x] ; i:sum+0 ; lin 0+2", scalars=False),
-        "aten.scatter_reduce.two": along(1, "[x!], [i!], [j!] -> [x]", scalars=False),
-        "aten.index_add.default": along(1, "[x!], i, [i] -> [x] ; i:sum+0 ; lin 0+2", scalars=False),
-        "aten.index_copy.default": along(1, "[x!], i!, [i] -> [x] ; pass 0+2", scalars=False),
-        "aten.index_fill.int_Scalar": _filling(along(1, "[x!], i! -> [x]", scalars=False)),
-        "aten.take.default": "*, ... -> ... ; pass 0",
-        "aten.embedding.default": "v! e, ... -> ... e ; pass 0",
-        "aten.bucketize.Tensor": "..., * -> ...",
-        "aten.isin.Tensor_Tensor": "..., * -> ...",
+        along(1, "[x!], [i] -> [i] ; pass 0", scalars=False): "gather.default",
+        along(1, "[x!], [i!], [j!] -> [x] ; pass 0+2", scalars=False): "scatter.src",
+        _filling(along(1, "[x!], [i!] -> [x]", scalars=False)): "scatter.value",
+        along(1, "[x!], [i], [i] -> [x] ; i:sum+0 ; lin 0+2", scalars=False): "scatter_add.default",
+        along(1, "[x!], [i!], [j!] -> [x]", scalars=False): "scatter_reduce.two",
+        along(1, "[x!], i, [i] -> [x] ; i:sum+0 ; lin 0+2", scalars=False): "index_add.default",
+        along(1, "[x!], i!, [i] -> [x] ; pass 0+2", scalars=False): "index_copy.default",
+        _filling(along(1, "[x!], i! -> [x]", scalars=False)): "index_fill.int_Scalar",
+        "*, ... -> ... ; pass 0": "take.default",
+        "v! e, ... -> ... e ; pass 0": "embedding.default",
+        "..., * -> ...": "bucketize.Tensor isin.Tensor_Tensor",
     }
 )
 
 
-@rule("aten.index_select.default")
+@rule("index_select.default")
 def _index_select(call: Call) -> RuleSpec:
     text = "[x!], i -> [i] ; pass 0" if call.tensors[1].ndim else "[x!],  -> [1] ; pass 0"
     return along(1, text, scalars=False)(call)
 
 
-def _picked(indices: Sequence[Any]) -> tuple[list[int], int] | None:
-    """(the dims that indices look up, where the dims of the indices stand): side by side in their place, else in front.
+def _picked(indices: Sequence[Any], rank: int) -> tuple[list[int], list[str], list[str]] | None:
+    """(the dims that indices look up, the dims of the result before those of the indices, and those after them).
 
-    None: there is none, or a mask, of which the values decide how much comes out.
+    Indices of dims side by side stand in their place, others in front. None: there is none, or a mask, of which the
+    values decide how much comes out.
     """
     used = [index for index, one in enumerate(indices) if one is not None]
     if not used or any(indices[one].dtype in (torch.bool, torch.uint8) for one in used):
         return None
-    return used, used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    kept = [f"d{index}" for index in range(rank) if index not in used]
+    at = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    return used, kept[:at], kept[at:]
 
 
-@rule("aten.index.Tensor", "aten._unsafe_index.Tensor")
+@rule("index.Tensor _unsafe_index.Tensor")
 def _index(call: Call) -> RuleSpec:
-    found = _picked(call[1])
+    rank = call.tensors[0].ndim
+    found = _picked(call[1], rank)
     if found is None:
         return None
-    used, at = found
-    rank = call.tensors[0].ndim
-    kept = [f"d{index}" for index in range(rank) if index not in used]
-    right = [*kept[:at], "...", *kept[at:]]
-    return f"{dims(rank, used)}, {', '.join(['...'] * len(used))} -> {' '.join(right)} ; pass 0"
+    used, before, after = found
+    right = " ".join([*before, "...", *after])
+    return f"{dims(rank, used)}, {', '.join(['...'] * len(used))} -> {right} ; pass 0"
 
 
-@rule("aten.index_put.default", "aten._unsafe_index_put.default")
+@rule("index_put.default _unsafe_index_put.default")
 def _index_put(call: Call) -> RuleSpec:
     # (self, indices, values, accumulate)
-    found = _picked(call[1])
+    rank, values = call.tensors[0].ndim, call[2]
+    found = _picked(call[1], rank)
     if found is None:
         return None
-    used, at = found
-    rank, values = call.tensors[0].ndim, call[2]
-    kept = [f"d{index}" for index in range(rank) if index not in used]
-    names = [*kept[:at], *numbered("i", max(call[1][one].ndim for one in used)).split(), *kept[at:]]
+    used, before, after = found
+    names = [*before, *numbered("i", max(call[1][one].ndim for one in used)).split(), *after]
     if values.ndim > len(names):
         return None
     whole = ", ".join(["*"] * len(used))
@@ -84,7 +81,7 @@ def _index_put(call: Call) -> RuleSpec:
     return f"{dims(rank, used)}, {whole}, {tied(values.shape, names)} -> {dims(rank)} ; {passes} 0+{len(used) + 1}"
 
 
-@rule("aten.embedding_dense_backward.default")
+@rule("embedding_dense_backward.default")
 def _embedding_backward(call: Call) -> RuleSpec:
     # (grad_output, indices, num_weights, padding_idx, scale_grad_by_freq)
     if call[4]:  # how often an index occurs is known only where all of them are
@@ -93,7 +90,7 @@ def _embedding_backward(call: Call) -> RuleSpec:
     return "... e, ... -> v! e ; ...:sum ; lin 0"
 
 
-@rule("aten.searchsorted.Tensor")
+@rule("searchsorted.Tensor")
 def _searchsorted(call: Call) -> RuleSpec:
     # (sorted_sequence, self, out_int32, right, side, sorter)
     own, values = "*", "..."
@@ -102,7 +99,7 @@ def _searchsorted(call: Call) -> RuleSpec:
     return f"{own}, {values}{f', {own}' if call[5] is not None else ''} -> {values}"
 
 
-@rule("aten.new_zeros.default", "aten.new_ones.default", "aten.new_full.default", "aten.new_empty.default")
+@rule("new_zeros.default new_ones.default new_full.default new_empty.default")
 def _new(call: Call) -> RuleSpec:
     # (self, size, ...): of self's own shape it is cut as self is; of another, whole.
     if list(call.tensors[0].shape) == list(call[1]):

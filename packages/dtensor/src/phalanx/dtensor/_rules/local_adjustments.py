@@ -81,14 +81,14 @@ def local_work(
     sizes: list[tuple[int, Any]] = [(argument, list(shapes[output])) for argument, output in rule.size_args]
     for argument, factor in rule.count_args:
         if factor in cuts:
-            sizes.append((argument, nested_chunk(facts.size(factor), cuts[factor])))
+            sizes.append((argument, nested_chunk(facts.of_factors[factor], cuts[factor])))
     shares: dict[int, float] = {}
     fills = None
     for factor, own in cuts.items():
         strategy = next(one for one in strategies if one.factor == factor)
-        have = nested_chunk(facts.size(factor), own)
+        have = nested_chunk(facts.of_factors[factor], own)
         for output in strategy.scale:
-            whole = facts.size(factor)
+            whole = facts.of_factors[factor]
             parts = prod(count for count, _ in own)
             # A SymInt that is cut evenly gives a number, too.
             share = 1 / parts if type(whole) is not int and surely_equal(have * parts, whole) else have / whole

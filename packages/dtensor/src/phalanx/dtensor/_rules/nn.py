@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleFunction, RuleSpec, register_rules, rule
+from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleSpec, family, register_rules, rule
 from phalanx.dtensor._rules.rule_builder import along, numbered, tied
 
 _MEAN, _SUM = 1, 2  # torch's codes of the reduction of a loss; 0 is none
@@ -10,12 +10,9 @@ _MEAN, _SUM = 1, 2  # torch's codes of the reduction of a loss; 0 is none
 
 register_rules(
     {
-        "aten._safe_softmax.default": along(1, "[x!] -> [x]"),
-        "aten._softmax.default": along(1, "[x!] -> [x]"),
-        "aten._log_softmax.default": along(1, "[x!] -> [x]"),
+        along(1, "[x!] -> [x]"): "_safe_softmax.default _softmax.default _log_softmax.default",
         # (grad_output, output, dim, input_dtype)
-        "aten._softmax_backward_data.default": along(2, "[x!], [x!] -> [x] ; lin 0"),
-        "aten._log_softmax_backward_data.default": along(2, "[x!], [x!] -> [x] ; lin 0"),
+        along(2, "[x!], [x!] -> [x] ; lin 0"): "_softmax_backward_data.default _log_softmax_backward_data.default",
     }
 )
 
@@ -23,36 +20,30 @@ register_rules(
 # ---- norms ----------------------------------------------------------------------------------------------------------
 
 
-def _norm(statistics: int) -> RuleFunction:
+@family
+def _norm(call: Call, statistics: int) -> RuleSpec:
     """(input, normalized_shape, [weight], [bias], eps) -> (output, the statistics) of a norm over the last dims."""
-
-    def write(call: Call) -> RuleSpec:
-        inner, ones = numbered("n", len(call[1])), " ".join(["1"] * len(call[1]))
-        inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
-        return f"{inputs} -> ... {inner}{f', ... {ones}' * statistics}"
-
-    return write
+    inner, ones = numbered("n", len(call[1])), " ".join(["1"] * len(call[1]))
+    inputs = ", ".join([f"... {inner}"] + [inner] * (len(call.tensors) - 1))
+    return f"{inputs} -> ... {inner}{f', ... {ones}' * statistics}"
 
 
-def _norm_backward(statistics: int, mask: int) -> RuleFunction:
+@family
+def _norm_backward(call: Call, statistics: int, mask: int) -> RuleSpec:
     """(grad_out, input, normalized_shape, the statistics, [weight], [bias], output_mask)."""
-
-    def write(call: Call) -> RuleSpec:
-        inner, ones = numbered("n", len(call[2])), " ".join(["1"] * len(call[2]))
-        weights = [inner] * (len(call.tensors) - 2 - statistics)
-        inputs = ", ".join([f"... {inner}"] * 2 + [f"... {ones}"] * statistics + weights)
-        outputs = [f"... {inner}", inner, inner]
-        return f"{inputs} -> {_masked(outputs[: len(call[mask])], call[mask], '...:sum')} ; lin 0"
-
-    return write
+    inner, ones = numbered("n", len(call[2])), " ".join(["1"] * len(call[2]))
+    weights = [inner] * (len(call.tensors) - 2 - statistics)
+    inputs = ", ".join([f"... {inner}"] * 2 + [f"... {ones}"] * statistics + weights)
+    outputs = [f"... {inner}", inner, inner]
+    return f"{inputs} -> {_masked(outputs[: len(call[mask])], call[mask], '...:sum')} ; lin 0"
 
 
 register_rules(
     {
-        "aten.native_layer_norm.default": _norm(2),
-        "aten.native_layer_norm_backward.default": _norm_backward(2, 7),
-        "aten._fused_rms_norm.default": _norm(1),
-        "aten._fused_rms_norm_backward.default": _norm_backward(1, 5),
+        _norm(2): "native_layer_norm.default",
+        _norm_backward(2, 7): "native_layer_norm_backward.default",
+        _norm(1): "_fused_rms_norm.default",
+        _norm_backward(1, 5): "_fused_rms_norm_backward.default",
     }
 )
 
@@ -63,7 +54,7 @@ def _masked(outputs: Sequence[str], mask: Sequence[bool], reduction: str) -> str
     return ", ".join(kept) + (f" ; {reduction}" if any(mask[1:]) else "")
 
 
-@rule("aten.native_group_norm.default")
+@rule("native_group_norm.default")
 def _group_norm(call: Call) -> RuleSpec:
     # (input, weight, bias, N, C, HxW, group, eps)
     inner = numbered("s", call.tensors[0].ndim - 2)
@@ -71,7 +62,7 @@ def _group_norm(call: Call) -> RuleSpec:
     return f"{', '.join([f'n c! {inner}', *weights])} -> n c {inner}, n g!, n g ; count 3=n"
 
 
-@rule("aten.native_group_norm_backward.default")
+@rule("native_group_norm_backward.default")
 def _group_norm_backward(call: Call) -> RuleSpec:
     # (grad_out, input, mean, rstd, weight, N, C, HxW, group, output_mask)
     inner = numbered("s", call.tensors[0].ndim - 2)
@@ -80,7 +71,7 @@ def _group_norm_backward(call: Call) -> RuleSpec:
     return f"{inputs} -> {_masked((f'n c {inner}', 'c', 'c'), call[9], 'n:sum')} ; count 5=n ; lin 0 ; full n"
 
 
-@rule("aten.native_batch_norm.default")
+@rule("native_batch_norm.default")
 def _batch_norm(call: Call) -> RuleSpec:
     # (input, weight, bias, running_mean, running_var, training, momentum, eps); in training it writes the running ones.
     batch, mark = ("n!", "!") if call[5] else ("n", "")
@@ -92,37 +83,31 @@ def _batch_norm(call: Call) -> RuleSpec:
 # ---- elementwise losses ---------------------------------------------------------------------------------------------
 
 
-def _loss(reduction: int) -> RuleFunction:
+@family
+def _loss(call: Call, reduction: int) -> RuleSpec:
     """(self, target, [weight], reduction at argument `reduction`)."""
-
-    def write(call: Call) -> RuleSpec:
-        inputs = ", ".join(["..."] * len(call.tensors))
-        if call[reduction] == _MEAN:
-            return f"{inputs} -> ; ...:mean"
-        return f"{inputs} -> ; ...:sum" if call[reduction] == _SUM else f"{inputs} -> ..."
-
-    return write
+    inputs = ", ".join(["..."] * len(call.tensors))
+    if call[reduction] == _MEAN:
+        return f"{inputs} -> ; ...:mean"
+    return f"{inputs} -> ; ...:sum" if call[reduction] == _SUM else f"{inputs} -> ..."
 
 
-def _loss_backward(reduction: int) -> RuleFunction:
+@family
+def _loss_backward(call: Call, reduction: int) -> RuleSpec:
     """(grad_output, self, target, [weight], reduction at argument `reduction`)."""
-
-    def write(call: Call) -> RuleSpec:
-        # A mean's gradient divides by the elements that it sees: a rank sees its share of them.
-        scale = " ; scale ..." if call[reduction] == _MEAN else ""
-        inputs = ", ".join(["..."] * len(call.tensors))
-        return f"{inputs} -> ... ; lin 0{scale}"
-
-    return write
+    # A mean's gradient divides by the elements that it sees: a rank sees its share of them.
+    scale = " ; scale ..." if call[reduction] == _MEAN else ""
+    return f"{', '.join(['...'] * len(call.tensors))} -> ... ; lin 0{scale}"
 
 
-for _name in ("mse_loss", "smooth_l1_loss", "huber_loss", "soft_margin_loss"):
-    register_rules({f"aten.{_name}.default": _loss(2), f"aten.{_name}_backward.default": _loss_backward(3)})
 register_rules(
     {
-        "aten.binary_cross_entropy.default": _loss(3),
-        "aten.binary_cross_entropy_backward.default": _loss_backward(4),
-        "aten.binary_cross_entropy_with_logits.default": _loss(4),
+        _loss(2): "mse_loss.default smooth_l1_loss.default huber_loss.default soft_margin_loss.default",
+        _loss_backward(3): "mse_loss_backward.default smooth_l1_loss_backward.default huber_loss_backward.default "
+        "soft_margin_loss_backward.default",
+        _loss(3): "binary_cross_entropy.default",
+        _loss_backward(4): "binary_cross_entropy_backward.default",
+        _loss(4): "binary_cross_entropy_with_logits.default",
     }
 )
 
@@ -130,22 +115,18 @@ register_rules(
 # ---- losses over classes --------------------------------------------------------------------------------------------
 
 
-def _class_dims(call: Call, tensor: int) -> tuple[str, str] | None:
-    """(dims of the scores, dims of the target) of a loss whose scores are argument `tensor`."""
-    rank = call[tensor].ndim
-    if rank < 2:
-        return None
-    space = numbered("s", rank - 2, "")
+def _class_dims(scores: ArgMeta) -> tuple[str, str]:
+    """(dims of the scores, dims of the target)."""
+    space = numbered("s", scores.ndim - 2, "")
     return f"n c! {space}", f"n {space}"
 
 
-@rule("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
+@rule("nll_loss_forward.default nll_loss2d_forward.default")
 def _nll_loss(call: Call) -> RuleSpec:
     # (self, target, weight, reduction, ignore_index) -> (output, total_weight)
-    found = _class_dims(call, 0)
-    if found is None:
+    if call[0].ndim < 2:
         return None
-    scores, target = found
+    scores, target = _class_dims(call[0])
     weight = ", c!" if call[2] is not None else ""
     factors = target.split()
     if call[3] == _MEAN:
@@ -157,19 +138,18 @@ def _nll_loss(call: Call) -> RuleSpec:
     return f"{scores}, {target}{weight} -> {output}, {sums}"
 
 
-@rule("aten.nll_loss_backward.default", "aten.nll_loss2d_backward.default")
+@rule("nll_loss_backward.default nll_loss2d_backward.default")
 def _nll_loss_backward(call: Call) -> RuleSpec:
     # (grad_output, self, target, weight, reduction, ignore_index, total_weight): the total is that of all ranks.
-    found = _class_dims(call, 1)
-    if found is None:
+    if call[1].ndim < 2:
         return None
-    scores, target = found
+    scores, target = _class_dims(call[1])
     weight = ", c!" if call[3] is not None else ""
     gradient = target if call[0].ndim else ""
     return f"{gradient}, {scores}, {target}{weight},  -> {scores} ; lin 0"
 
 
-@rule("aten.multi_margin_loss.default")
+@rule("multi_margin_loss.default")
 def _multi_margin(call: Call) -> RuleSpec:
     # (self, target, p, margin, weight, reduction)
     if call[0].ndim != 2:
@@ -183,12 +163,10 @@ def _multi_margin(call: Call) -> RuleSpec:
 
 
 def _attention_mask(mask: ArgMeta | None, queries: str) -> str:
-    if mask is None:
-        return ""
-    return ", " + tied(mask.shape, ("b", "h", queries, "t!"))
+    return "" if mask is None else f", {tied(mask.shape, ('b', 'h', queries, 't!'))}"
 
 
-@rule("aten._scaled_dot_product_flash_attention_for_cpu.default")
+@rule("_scaled_dot_product_flash_attention_for_cpu.default")
 def _attention(call: Call) -> RuleSpec:
     # (query, key, value, dropout_p, is_causal, attn_mask, scale) -> (output, logsumexp)
     if call[3] != 0:
@@ -199,7 +177,7 @@ def _attention(call: Call) -> RuleSpec:
     return f"{inputs} -> b h s v, b h s ; full b h s"
 
 
-@rule("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
+@rule("_scaled_dot_product_flash_attention_for_cpu_backward.default")
 def _attention_backward(call: Call) -> RuleSpec:
     # (grad_out, query, key, value, out, logsumexp, dropout_p, is_causal, attn_mask, scale)
     if call[6] != 0:

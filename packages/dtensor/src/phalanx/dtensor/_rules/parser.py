@@ -45,14 +45,11 @@ PASSES = ("lin", "up", "down", "max", "min", "prod", "pass", "drop")
 
 
 class RuleError(ValueError):
-    """A rule's text is malformed; the message shows where."""
+    """A rule's text is malformed, and the message shows where; or it is not for tensors of these ranks."""
 
 
-@dataclass(frozen=True)
-class Dim:
-    """A dim of a tensor: its factors, the outermost first. None: size 1, tied to nothing; BATCH stands alone."""
-
-    factors: tuple[str, ...]
+Dim = tuple[str, ...]
+"""The factors of a dim of a tensor, the outermost first. None: size 1, tied to nothing; BATCH stands alone."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class TensorDims:
 
     @property
     def batched(self) -> bool:
-        return self.dims is not None and any(dim.factors == (BATCH,) for dim in self.dims)
+        return (BATCH,) in (self.dims or ())
 
     @property
     def explicit_count(self) -> int:
@@ -101,10 +98,8 @@ class Rule:
     scaled: frozenset[str] = frozenset()
     full: frozenset[str] = frozenset()
     passes: tuple[Pass, ...] = ()
-    size_args: tuple[tuple[int, int], ...] = ()
-    """Pairs (argument, output whose shape it is)."""
-    count_args: tuple[tuple[int, str], ...] = ()
-    """Pairs (argument, factor whose size it is)."""
+    size_args: tuple[tuple[int, int], ...] = ()  # (argument, output whose shape it is)
+    count_args: tuple[tuple[int, str], ...] = ()  # (argument, factor whose size it is)
 
 
 _TOKEN = re.compile(r"\s*(?:(->|\.\.\.|[a-z_][a-z_0-9]*|[0-9]+|[(),;:!+|*=?])|(\S))")
@@ -122,7 +117,7 @@ class _Reader:
             if match.group(2):
                 self.fail("has an unexpected character", match.start(2))
             self.tokens.append((match.group(1), match.start(1)))
-        self.tokens.append(("", len(text.rstrip())))
+        self.tokens += [("", len(text.rstrip()))] * 2  # the second is there when the first has been taken
 
     def fail(self, what: str, column: int | None = None) -> NoReturn:
         if column is None:
@@ -153,7 +148,7 @@ class _Reader:
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
     def factor(self) -> str:
-        if not _is_name(self.next):
+        if not (self.next[:1].isalpha() or self.next[:1] == "_"):
             self.fail("lacks a factor (a lower-case name)" if self.next else "ends where a factor is expected")
         name = self.take()
         if self.taken("!"):
@@ -169,7 +164,7 @@ class _Reader:
         if not factors:
             self.at -= 1
             self.fail("has an empty group; a dim of size 1 is written 1")
-        return Dim(tuple(factors))
+        return tuple(factors)
 
     def tensor(self) -> TensorDims:
         if self.next in ("*", "?"):
@@ -182,14 +177,12 @@ class _Reader:
         while self.next not in (",", ";", "->", ""):
             column = self.tokens[self.at][1]
             if self.taken(BATCH):
-                dim = Dim((BATCH,))
+                dim: Dim = (BATCH,)
             elif self.taken("1"):
-                dim = Dim(())
-            elif self.taken("("):
-                dim = self.group()
+                dim = ()
             else:
-                dim = Dim((self.factor(),))
-            for name in dim.factors:
+                dim = self.group() if self.taken("(") else (self.factor(),)
+            for name in dim:
                 if name in seen:
                     # A diagonal: no cut of one dim alone leaves the other right.
                     what = "the batch dims" if name == BATCH else f"factor '{name}'"
@@ -216,19 +209,23 @@ class _Reader:
             self.fail("names an input twice in one '+'")
         return tuple(inputs)
 
+    def check_name(self, name: str, known: set[str], column: int | None = None) -> None:
+        if name not in known:
+            self.fail(f"has a clause on '{name}', which is not a factor of its tensors", column)
+
     def name_in(self, known: set[str]) -> str:
-        if self.next not in known:
-            self.fail(f"has a clause on '{self.next}', which is not a factor of its tensors")
+        self.check_name(self.next, known)
         return self.take()
 
-    def reduction(self, rule_inputs: tuple[TensorDims, ...], outputs: tuple[TensorDims, ...]) -> Reduction:
-        column = self.tokens[self.at][1]
-        name = self.name_in(_names(rule_inputs))
+    def reduction(
+        self, name: str, column: int, inputs: tuple[TensorDims, ...], outputs: tuple[TensorDims, ...]
+    ) -> Reduction:
+        """What follows `name:`."""
+        self.check_name(name, _names(inputs), column)
         if all(name in _names((output,)) for output in outputs):
             self.fail(f"reduces '{name}', but every output has it", column)
         if name in self.whole:
             self.fail(f"reduces '{name}', which must be whole", column)
-        self.take()
         if self.next not in REDUCTIONS:
             self.fail(f"reduces by unknown reduce op '{self.next}'; expected one of {', '.join(REDUCTIONS)}")
         op = self.take()
@@ -236,38 +233,20 @@ class _Reader:
         if self.taken("+"):
             if op not in ("sum", "mean"):
                 self.fail(f"joins an input to a reduction by {op}, which is allowed for sums only")
-            with_inputs = self.joint(len(rule_inputs))
+            with_inputs = self.joint(len(inputs))
             for index in with_inputs:
-                if name in _names((rule_inputs[index],)):
+                if name in _names((inputs[index],)):
                     self.fail(f"joins input {index} to the reduction of '{name}', but that input has '{name}'", column)
         return Reduction(name, op, with_inputs)
 
-    def end_of_clause(self) -> None:
-        if self.next not in (";", ""):
-            self.fail(f"has '{self.next}' where a clause must end")
-
-
-def _is_name(token: str) -> bool:
-    return bool(token) and (token[0].isalpha() or token[0] == "_")
-
 
 def _names(tensors: tuple[TensorDims, ...]) -> set[str]:
-    return {name for tensor in tensors for dim in tensor.dims or () for name in dim.factors}
+    return {name for tensor in tensors for dim in tensor.dims or () for name in dim}
 
 
 @cache
 def parse(text: str) -> Rule:
-    """Read a rule.
-
-    Args:
-        text: One line in the language that the head of this module describes.
-
-    Returns:
-        The rule. The same text gives the same object.
-
-    Raises:
-        RuleError: The text is malformed; the message names the column.
-    """
+    """Read a rule in the language that the head of this module describes; the same text gives the same object."""
     reader = _Reader(text)
     inputs = reader.tensors(("->",))
     reader.take()
@@ -280,28 +259,24 @@ def parse(text: str) -> Rule:
     counts: list[tuple[int, str]] = []
     while reader.taken(";"):
         column = reader.tokens[reader.at][1]
-        word = reader.next
-        if reader.tokens[min(reader.at + 1, len(reader.tokens) - 1)][0] == ":":
-            reduction = reader.reduction(inputs, outputs)
+        word = reader.take()
+        if reader.taken(":"):
+            reduction = reader.reduction(word, column, inputs, outputs)
             if any(one.factor == reduction.factor for one in reductions):
                 reader.fail(f"reduces '{reduction.factor}' twice", column)
             reductions.append(reduction)
         elif word in PASSES:
-            reader.take()
             passes.append(Pass(word, reader.joint(len(inputs))))
             while reader.taken("|"):
                 passes.append(Pass(word, reader.joint(len(inputs))))
         elif word in marked:
-            reader.take()
             marked[word].add(reader.name_in(names))
             while reader.next not in (";", ""):
                 marked[word].add(reader.name_in(names))
         elif word == "size":
-            reader.take()
             argument = reader.number("an argument")
             sizes.append((argument, reader.number("an output", len(outputs)) if reader.taken("=") else 0))
         elif word == "count":
-            reader.take()
             argument = reader.number("an argument")
             if not reader.taken("="):
                 reader.fail("lacks '=' and the factor that the argument counts")
@@ -309,7 +284,8 @@ def parse(text: str) -> Rule:
         else:
             known = f"'factor:op', {', '.join(PASSES)}, scale, full, size and count"
             reader.fail(f"has a clause that begins with '{word}'; there are {known}", column)
-        reader.end_of_clause()
+        if reader.next not in (";", ""):
+            reader.fail(f"has '{reader.next}' where a clause must end")
     if reader.next:
         reader.fail(f"goes on with '{reader.next}'")
     for index, tensor in enumerate(outputs):

@@ -13,140 +13,101 @@ from typing import Any
 import torch
 
 from phalanx.dtensor._rules.constraints import is_inexact
-from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec, register_default_rule, register_rules
-
-
-def _by_name(passes: dict[str, str]) -> dict[str, str]:
-    """What passes for each op, of a table from what passes to the names of ops."""
-    return {name: clauses for clauses, names in passes.items() for name in names.split()}
-
-
-# Which Partials pass, by the name of the op without namespace and overload.
-_PASSES = _by_name(
-    {
-        "lin 0": "conj_physical deg2rad rad2deg native_dropout_backward "
-        # grad_output is argument 0, and the result is linear in it.
-        "gelu_backward logit_backward sigmoid_backward silu_backward tanh_backward threshold_backward",
-        "lin 0 ; down 0": "neg",
-        "lin 0|1 ; prod 0+1": "mul",
-        "lin 1+2 ; up 1|2": "where",
-        "lin 0+1": "lerp addcdiv",
-        "lin 0+1|0+2": "addcmul",
-        "pass 0": "positive",
-        "up 0": "ceil floor trunc round relu relu6 hardtanh hardsigmoid sigmoid tanh sinh asinh atan erf exp exp2 "
-        "expm1",
-        "up 0|1 ; max 0+1": "maximum",
-        "up 0|1 ; min 0+1": "minimum",
-        "up 0|1|2": "clamp",
-        "up 0|1": "clamp_min clamp_max",
-    }
+from phalanx.dtensor._rules.registry import (
+    ArgMeta,
+    Call,
+    RuleFunction,
+    RuleSpec,
+    family,
+    register_default_rule,
+    register_rules,
 )
 
 
-def _tensor_arguments(call: Call) -> list[int]:
-    """The arguments that are tensors, in order."""
-    return [index for index, value in enumerate(call.args) if hasattr(value, "shape")]
-
-
-def clauses(passes: str, present: list[int]) -> str:
-    """The clauses of a table, counted by argument, for the tensors that a call has: counted by tensor."""
-    kept: list[str] = []
+def _elementwise(call: Call, passes: str = "") -> str:
+    """The rule of an elementwise call, with the clauses of `passes` whose arguments are all tensors in this call."""
+    present = [index for index, value in enumerate(call.args) if isinstance(value, ArgMeta)]
+    outputs = ", ".join(["..."] * len(call.op._schema.returns))
+    text = f"{', '.join(['...'] * len(present))} -> {outputs}"
     for clause in filter(None, map(str.strip, passes.split(";"))):
         kind, _, groups = clause.partition(" ")
         for group in groups.strip().split("|"):
             arguments = [int(one) for one in group.split("+")]
             if all(one in present for one in arguments):
-                kept.append(f"{kind} {'+'.join(str(present.index(one)) for one in arguments)}")
-    return "".join(f" ; {one}" for one in kept)
+                text += f" ; {kind} {'+'.join(str(present.index(one)) for one in arguments)}"
+    return text
 
 
-def elementwise(call: Call, passes: str = "") -> str:
-    """The rule of an elementwise call."""
-    present = _tensor_arguments(call)
-    outputs = ", ".join(["..."] * len(call.op._schema.returns))
-    return f"{', '.join(['...'] * len(present))} -> {outputs}{clauses(passes, present)}"
-
-
-def _written(passes: str) -> RuleFunction:
-    def write(call: Call) -> RuleSpec:
-        return elementwise(call, passes) if call.tensors else None
-
-    return write
-
-
-# The rule functions by what passes: one object each.
-_FUNCTIONS = {passes: _written(passes) for passes in {"", *_PASSES.values()}}
+@family
+def _written(call: Call, passes: str) -> RuleSpec:
+    return _elementwise(call, passes) if call.tensors else None
 
 
 def _division(call: Call) -> RuleSpec:
     # Rounded, a quotient is not linear; div.Tensor_mode has the mode as argument 2.
     rounded = len(call.args) > 2 and call[2] is not None
-    return elementwise(call, "" if rounded else "lin 0")
+    return _elementwise(call, "" if rounded else "lin 0")
 
 
-def _sum(order: str) -> RuleFunction:
+@family
+def _sum(call: Call, order: str) -> RuleSpec:
     """add, sub and rsub: (self, other, alpha).
 
     A Partial maximum is kept only if the other argument is a finite number: a term of the maximum may be -inf, that of
     an empty shard, and another tensor may have an inf at that place.
     """
-
-    def write(call: Call) -> RuleSpec:
-        number = isinstance(call[1], (int, float)) and math.isfinite(call[1])
-        if order == "down" and call[2] < 0:
-            number = False  # rsub: alpha is the factor of self
-        return elementwise(call, f"lin 0+1 ; {order} 0" if number else "lin 0+1")
-
-    return write
+    number = isinstance(call[1], (int, float)) and math.isfinite(call[1])
+    if order == "down" and call[2] < 0:
+        number = False  # rsub: alpha is the factor of self
+    return _elementwise(call, f"lin 0+1 ; {order} 0" if number else "lin 0+1")
 
 
-def _of_bools(passes: str) -> RuleFunction:
+@family
+def _of_bools(call: Call, passes: str) -> RuleSpec:
     """Logical ops: of other dtypes a maximum is 0 where a term, below it, is not."""
-
-    def write(call: Call) -> RuleSpec:
-        return elementwise(call, passes if all(one.dtype == torch.bool for one in call.tensors) else "")
-
-    return write
+    return _elementwise(call, passes if all(one.dtype == torch.bool for one in call.tensors) else "")
 
 
 def _leaky_relu(call: Call) -> RuleSpec:
-    return elementwise(call, "up 0" if call[1] >= 0 else "")
+    return _elementwise(call, "up 0" if call[1] >= 0 else "")
 
 
 def _masked_fill(call: Call) -> RuleSpec:
     # Zeros may be filled into every term of a sum; other values may not.
-    zero = not hasattr(call[2], "shape") and call[2] == 0
-    return elementwise(call, "lin 0 ; up 0" if zero else "up 0")
+    zero = not isinstance(call[2], ArgMeta) and call[2] == 0
+    return _elementwise(call, "lin 0 ; up 0" if zero else "up 0")
 
 
-_WRITERS: dict[str, RuleFunction] = {
-    "div": _division,
-    "leaky_relu": _leaky_relu,
-    "masked_fill": _masked_fill,
-    "logical_and": _of_bools("up 0|1 ; min 0+1"),
-    "logical_not": _of_bools("down 0"),
-    "logical_or": _of_bools("up 0|1 ; max 0+1"),
-    "add": _sum("up"),
-    "sub": _sum("up"),
-    "rsub": _sum("down"),
+# The rules of ops that torch tags as elementwise, by the names of ops without namespace and overload.
+_TAGGED = {
+    name: function
+    for function, names in {
+        # grad_output is argument 0 of the ops that end with _backward, and the result is linear in it.
+        _written("lin 0"): "conj_physical deg2rad rad2deg native_dropout_backward gelu_backward logit_backward "
+        "sigmoid_backward silu_backward tanh_backward threshold_backward",
+        _written("lin 0 ; down 0"): "neg",
+        _written("lin 0|1 ; prod 0+1"): "mul",
+        _written("lin 1+2 ; up 1|2"): "where",
+        _written("lin 0+1"): "lerp addcdiv",
+        _written("lin 0+1|0+2"): "addcmul",
+        _written("pass 0"): "positive",
+        _written("up 0"): "ceil floor trunc round relu relu6 hardtanh hardsigmoid sigmoid tanh sinh asinh atan erf exp "
+        "exp2 expm1",
+        _written("up 0|1 ; max 0+1"): "maximum",
+        _written("up 0|1 ; min 0+1"): "minimum",
+        _written("up 0|1|2"): "clamp",
+        _written("up 0|1"): "clamp_min clamp_max",
+        _division: "div",
+        _leaky_relu: "leaky_relu",
+        _masked_fill: "masked_fill",
+        _of_bools("up 0|1 ; min 0+1"): "logical_and",
+        _of_bools("up 0|1 ; max 0+1"): "logical_or",
+        _of_bools("down 0"): "logical_not",
+        _sum("up"): "add sub",
+        _sum("down"): "rsub",
+    }.items()
+    for name in names.split()
 }
-
-# Elementwise, but torch does not tag them so: what passes, by the full name of the op without "aten.".
-_UNTAGGED = _by_name(
-    {
-        "": "floor_divide.default floor_divide.Scalar hardswish.default log_sigmoid_backward.default "
-        "log_sigmoid_forward.default _prelu_kernel.default",
-        "lin 0+1": "complex.default",
-        "lin 0": "elu_backward.default hardshrink_backward.default hardsigmoid_backward.default polar.default "
-        "hardswish_backward.default hardtanh_backward.default leaky_relu_backward.default mish_backward.default "
-        "softplus_backward.default softshrink_backward.default _prelu_kernel_backward.default _conj.default "
-        "_neg_view.default resolve_conj.default resolve_neg.default",
-        "pass 0": "alias.default clone.default detach.default lift_fresh.default positive.default",
-        # The old values are not read, so these are replicated even if the tensor is a Partial (as a loss's first
-        # gradient).
-        "drop 0": "empty_like.default fill.Scalar fill_.Scalar full_like.default ones_like.default",
-    }
-)
 
 
 def tagged_pointwise(op: Any) -> RuleFunction | None:
@@ -161,7 +122,7 @@ def tagged_pointwise(op: Any) -> RuleFunction | None:
     name = schema.name.split("::")[1]
     if name.endswith("_") and not name.startswith("__"):
         name = name[:-1]
-    return _WRITERS.get(name) or _FUNCTIONS[_PASSES.get(name, "")]
+    return _TAGGED.get(name) or _written("")
 
 
 register_default_rule(tagged_pointwise)
@@ -182,16 +143,26 @@ def _cast(call: Call) -> RuleSpec:
     return "... -> ..."
 
 
-register_rules({f"aten.{name}": _written(passes) for name, passes in _UNTAGGED.items()})
 register_rules(
     {
-        "aten._to_copy.default": _cast,
+        _cast: "_to_copy.default",
         # The values of self are overwritten, but its placement stays.
-        "aten.copy_.default": "..., ... -> ... ; pass 0+1",
-        "aten.zero_.default": "... -> ... ; lin 0",
-        "aten.zeros_like.default": "... -> ... ; lin 0 ; drop 0",
-        "aten.copy.default": "..., ... -> ... ; pass 0+1",
-        "aten.view_as_real.default": "... -> ... c! ; lin 0",
-        "aten.view_as_complex.default": "... c! -> ... ; lin 0",
+        "..., ... -> ... ; pass 0+1": "copy_.default copy.default",
+        "... -> ... ; lin 0": "zero_.default",
+        "... -> ... ; lin 0 ; drop 0": "zeros_like.default",
+        "... -> ... c! ; lin 0": "view_as_real.default",
+        "... c! -> ... ; lin 0": "view_as_complex.default",
+        # Elementwise, but torch does not tag them so.
+        _written(""): "floor_divide.default floor_divide.Scalar hardswish.default log_sigmoid_backward.default "
+        "log_sigmoid_forward.default _prelu_kernel.default",
+        _written("lin 0+1"): "complex.default",
+        _written("lin 0"): "elu_backward.default hardshrink_backward.default hardsigmoid_backward.default "
+        "polar.default hardswish_backward.default hardtanh_backward.default leaky_relu_backward.default "
+        "mish_backward.default softplus_backward.default softshrink_backward.default _prelu_kernel_backward.default "
+        "_conj.default _neg_view.default resolve_conj.default resolve_neg.default",
+        _written("pass 0"): "alias.default clone.default detach.default lift_fresh.default positive.default",
+        # The old values are not read, so these are replicated even if the tensor is a Partial (as a loss's first
+        # gradient).
+        _written("drop 0"): "empty_like.default fill.Scalar fill_.Scalar full_like.default ones_like.default",
     }
 )

@@ -8,7 +8,7 @@ says how the dims are tied, so that equal patterns share one derivation.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Concatenate, NamedTuple, ParamSpec
 
 import torch
 
@@ -17,20 +17,19 @@ from phalanx.dtensor._rules.engine import Expanded, Strategy, derive
 from phalanx.dtensor._rules.parser import Rule, parse
 
 
-@dataclass(frozen=True)
-class StrategyList:
-    """Strategies that are written out one by one, in the place of a rule from which they are derived."""
+class SizedRule(NamedTuple):
+    """A rule with what does not follow from its text."""
 
-    text: str  # a rule for tensors of any rank, all whole: `*, * -> *`
-    strategies: tuple[Strategy, ...]  # of one mesh dim
-    sizes: Mapping[str, int]  # of each factor that they name
+    text: str
+    sizes: Mapping[str, int]  # of factors that no dim shows alone
+    strategies: tuple[Strategy, ...] | None = None  # of one mesh dim, in the place of those that the text gives
 
 
-RuleSpec = str | tuple[str, Mapping[str, int]] | StrategyList | None
-"""What a rule function returns: a text, a text and the sizes of factors that no dim shows alone, strategies written
-out, or None: no rule."""
+RuleSpec = str | SizedRule | None
+"""What a rule function returns; None: no rule."""
 RuleFunction = Callable[["Call"], RuleSpec]
 
+_P = ParamSpec("_P")
 _rules: dict[str, str | RuleFunction] = {}
 _default: Callable[[Any], str | RuleFunction | None] = lambda op: None  # noqa: E731
 
@@ -60,28 +59,26 @@ class Call:
 
     def __init__(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         self.op = op
-        self.args: list[Any] = []
         self.tensors: list[ArgMeta] = []
-        for index, argument in enumerate(op._schema.arguments):
-            given = args[index] if index < len(args) else kwargs.get(argument.name, argument.default_value)
-            self.args.append(self._seen(given))
+        self.args: list[Any] = [
+            self._seen(args[index] if index < len(args) else kwargs.get(one.name, one.default_value))
+            for index, one in enumerate(op._schema.arguments)
+        ]
 
     def _seen(self, value: Any) -> Any:
-        if isinstance(value, (torch.Tensor, ArgMeta)):
-            meta = value if isinstance(value, ArgMeta) else ArgMeta(tuple(value.shape), value.dtype)
-            self.tensors.append(meta)
-            return meta
-        if isinstance(value, (list, tuple)):
-            return [self._seen(one) for one in value]
-        return value
+        if isinstance(value, torch.Tensor):
+            value = ArgMeta(tuple(value.shape), value.dtype)
+        if isinstance(value, ArgMeta):
+            self.tensors.append(value)
+            return value
+        return [self._seen(one) for one in value] if isinstance(value, (list, tuple)) else value
 
     def __getitem__(self, index: int) -> Any:
         return self.args[index]
 
-    def dim(self, index: int, tensor: int = 0) -> int:
-        """Argument `index`, a dim of a tensor, counted from the front."""
-        rank = max(1, self.tensors[tensor].ndim)
-        return int(self.args[index]) % rank
+    def dim(self, index: int) -> int:
+        """Argument `index`, a dim of the first tensor, counted from the front."""
+        return int(self.args[index]) % max(1, self.tensors[0].ndim)
 
     def dims(self, index: int, rank: int | None = None) -> list[int]:
         """Argument `index`, dims of the first tensor or of one of that rank; all of them if it is None or empty."""
@@ -104,26 +101,28 @@ class Match:
     in_place: bool  # whether the op writes into its first argument, which then keeps its placement
 
 
-def rule(*names: str) -> Callable[[RuleFunction], RuleFunction]:
-    """Register a function that writes the rule of the ops `names` (`aten.add.Tensor`)."""
+def rule(names: str) -> Callable[[RuleFunction], RuleFunction]:
+    """Register a function that writes the rule of ops of aten: `add.Tensor sub.Tensor`."""
 
     def register(function: RuleFunction) -> RuleFunction:
-        register_rules(dict.fromkeys(names, function))
+        register_rules({function: names})
         return function
 
     return register
 
 
-def register_rules(rules: Mapping[str, str | RuleFunction]) -> None:
-    """Register rules by the names of their ops.
+def family(function: Callable[Concatenate[Call, _P], RuleSpec]) -> Callable[_P, RuleFunction]:
+    """A family of rules: from a function of a call and of what tells the members apart to one that makes a member."""
+    return lambda *args, **kwargs: lambda call: function(call, *args, **kwargs)
 
-    Raises:
-        ValueError: An op has a rule already.
-    """
-    for name, entry in rules.items():
-        if name in _rules:
-            raise ValueError(f"{name} has two sharding rules")
-        _rules[name] = entry
+
+def register_rules(rules: Mapping[str | RuleFunction, str]) -> None:
+    """Register rules, each with the names of the ops of aten that have it: `add.Tensor sub.Tensor`."""
+    for entry, names in rules.items():
+        for name in names.split():
+            if f"aten.{name}" in _rules:
+                raise ValueError(f"aten.{name} has two sharding rules")
+            _rules[f"aten.{name}"] = entry
 
 
 def replace(name: str, entry: str | RuleFunction) -> None:
@@ -148,10 +147,10 @@ def _entry(op: Any) -> tuple[str | RuleFunction | None, bool]:
         return _rules[name], in_place
     base, _, overload = name.rpartition(".")
     if in_place:
-        if written[0] and not any(written[1:]) and base.endswith("_") and f"{base[:-1]}.{overload}" in _rules:
-            return _rules[f"{base[:-1]}.{overload}"], True
         if not written[0] or any(written[1:]):
             return None, in_place
+        if base.endswith("_") and f"{base[:-1]}.{overload}" in _rules:
+            return _rules[f"{base[:-1]}.{overload}"], in_place
         functional = getattr(getattr(torch.ops.aten, base.removeprefix("aten.")[:-1], None), overload, None)
         if torch.Tag.pointwise not in op.tags and functional is not None:
             return _default(functional), in_place
@@ -171,9 +170,6 @@ def find(
     """The rule of a call with its strategies, or None: the op has none for these arguments.
 
     Tensors are given as they are or as `ArgMeta`; a text is a rule to take instead of the table's.
-
-    Raises:
-        RuleError: The text is malformed, or not for tensors of these ranks.
     """
     entry, in_place = _entry(op)
     if entry is None and text is None:
@@ -182,14 +178,11 @@ def find(
     written = text or (entry(call) if callable(entry) else entry)
     if written is None:
         return None
-    listed = written if isinstance(written, StrategyList) else None
-    if listed is not None:
-        written = listed.text, listed.sizes
-    rule_text, given = (written, {}) if isinstance(written, str) else written  # type: ignore[misc]
-    expanded = derive(rule_text, tuple(one.ndim for one in call.tensors))
-    facts = OpSizes(expanded.inputs, [one.shape for one in call.tensors], [one.dtype for one in call.tensors], given)
-    strategies = expanded.strategies if listed is None else listed.strategies
+    text, sizes, listed = (written, None, None) if isinstance(written, str) else written
+    expanded = derive(text, tuple(one.ndim for one in call.tensors))
+    facts = OpSizes(expanded.inputs, [one.shape for one in call.tensors], [one.dtype for one in call.tensors], sizes)
+    strategies = expanded.strategies if listed is None else listed
     if in_place:
         # A tensor that is written into keeps its placement.
         strategies = tuple(one for one in strategies if one.outputs[0] == one.inputs[0] and not one.scale)
-    return Match(call, parse(rule_text), expanded, facts, strategies, in_place)
+    return Match(call, parse(text), expanded, facts, strategies, in_place)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection, Sequence
 
-from phalanx.dtensor._rules.registry import Call, RuleFunction, RuleSpec
+from phalanx.dtensor._rules.registry import Call, RuleSpec, family
 
 _BRACKETS = re.compile(r"\[(.*?)(!?)\]")
 
@@ -17,50 +17,38 @@ def dims(rank: int, whole: Collection[int] = (), changed: dict[int, str] | None 
     return " ".join(filter(None, words))
 
 
+@family
 def along(
-    arguments: int | tuple[int, ...], text: str, *, tensor: int = 0, sizes: int | None = None, scalars: bool = True
-) -> RuleFunction:
+    call: Call,
+    arguments: int | tuple[int, ...],
+    text: str,
+    *,
+    tensor: int = 0,
+    sizes: int | None = None,
+    scalars: bool = True,
+) -> RuleSpec:
     """The rule of an op that treats some dims in another way than the rest: `[x!], i -> [i] ; pass 0`.
 
     `[x!]` stands for all dims of a tensor, with x! for those that the arguments name (one dim, or a list of dims: x0!,
     x1!, ...; None or an empty list is all); `[]` leaves these out. A call whose tensors have other ranks has no rule.
-
-    Args:
-        arguments: The arguments that name the dims.
-        text: The rule.
-        tensor: The tensor whose dims they are.
-        sizes: The argument that is the shape of that tensor, where it is not among the tensors.
-        scalars: Whether a tensor without dims has this rule, too.
+    They are dims of tensor `tensor`, or of one whose shape is argument `sizes`; without `scalars` it must have dims.
     """
     every = (arguments,) if isinstance(arguments, int) else arguments
+    rank = call.tensors[tensor].ndim if sizes is None else len(call[sizes])
+    if not rank and not scalars:
+        return None
+    is_one = len(every) == 1 and isinstance(call[every[0]], int)
+    chosen = {dim for argument in every for dim in call.dims(argument, rank)}
 
-    def write(call: Call) -> RuleSpec:
-        rank = call.tensors[tensor].ndim if sizes is None else len(call[sizes])
-        if not rank and not scalars:
-            return None
-        is_one = len(every) == 1 and isinstance(call[every[0]], int)
-        chosen = {dim for argument in every for dim in call.dims(argument, rank)}
+    def written(match: re.Match[str]) -> str:
+        name, mark = match.groups()
+        numbered = name.isalpha() and not is_one
+        return dims(rank, changed={dim: f"{name}{dim if numbered else ''}{mark}" for dim in chosen})
 
-        def written(match: re.Match[str]) -> str:
-            name, mark = match.groups()
-            numbered = name.isalpha() and not is_one
-            return dims(rank, changed={dim: f"{name}{dim if numbered else ''}{mark}" for dim in chosen})
-
-        rule = _BRACKETS.sub(written, text)
-        inputs = rule.partition("->")[0].split(",")
-        fits = all(len(one.split()) == meta.ndim for one, meta in zip(inputs, call.tensors, strict=True))
-        return rule if fits else None
-
-    return write
-
-
-def reduced(rank: int, over: Collection[int], keepdim: bool, op: str | None, outputs: int = 1) -> str:
-    """The rule that reduces dims `over`: by an op that leaves Partials, or (None) with these dims whole."""
-    over = [one for one in over if one < rank]  # torch counts a tensor without dims as if it had dim 0
-    left = dims(rank, over if op is None else ())
-    right = dims(rank, changed=dict.fromkeys(over, "1" if keepdim else ""))
-    reductions = "" if op is None else "".join(f" ; d{index}:{op}" for index in sorted(over))
-    return f"{left} -> {', '.join([right] * outputs)}{reductions}"
+    rule = _BRACKETS.sub(written, text)
+    inputs = rule.partition("->")[0].split(",")
+    fits = all(len(one.split()) == meta.ndim for one, meta in zip(inputs, call.tensors, strict=True))
+    return rule if fits else None
 
 
 def joint(kind: str, count: int) -> str:

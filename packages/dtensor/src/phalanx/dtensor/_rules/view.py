@@ -1,9 +1,10 @@
 """Rules of views, of ops that move dims, cat and split. How a reshape splits and merges dims follows from the sizes."""
 
 from collections.abc import Sequence
+from itertools import takewhile, zip_longest
 from math import gcd, prod
 
-from phalanx.dtensor._rules.registry import Call, RuleSpec, register_rules, rule
+from phalanx.dtensor._rules.registry import Call, RuleSpec, SizedRule, register_rules, rule
 from phalanx.dtensor._rules.rule_builder import along, dims, joint
 from phalanx.dtensor._torch_compat import known_equal, known_to_divide, plain, surely_divides
 
@@ -13,15 +14,12 @@ _PASS = " ; pass 0"
 # ---- reshape --------------------------------------------------------------------------------------------------------
 
 
-class _Factors:
-    """Names for the factors of a reshape, with their sizes."""
-
-    def __init__(self) -> None:
-        self.sizes: dict[str, int] = {}
+class _Factors(dict[str, int]):
+    """The factors of a reshape: their names, with their sizes."""
 
     def new(self, size: int) -> str:
-        name = f"f{len(self.sizes)}"
-        self.sizes[name] = size
+        name = f"f{len(self)}"
+        self[name] = size
         return name
 
 
@@ -50,25 +48,15 @@ def _chain(left: list[int], right: list[int], factors: _Factors) -> tuple[list[s
     """Dims of two shapes of the same numel, none of size 1: factors from the outermost on, as far as they agree."""
     words: tuple[list[str], list[str]] = ([], [])
     parts: tuple[list[str], list[str]] = ([], [])
-    rest = [0, 0]
     queues = (list(left), list(right))
-    agree = True
+    rest = [0, 0]
     while any(queues) or any(rest):
         for side in (0, 1):
             if not rest[side] and queues[side]:
                 rest[side] = queues[side].pop(0)
-        if not agree:
-            # The rest of both shapes has no common pieces in order: it is opaque, and never split.
-            for side in (0, 1):
-                if rest[side]:
-                    words[side].append(_group([*parts[side], factors.new(rest[side]) + "!"]))
-                    parts[side].clear()
-                    rest[side] = 0
-            continue
         common = _common(rest[0], rest[1])
         if type(common) is int and common == 1:
-            agree = False
-            continue
+            break
         name = factors.new(common)
         for side in (0, 1):
             parts[side].append(name)
@@ -78,7 +66,13 @@ def _chain(left: list[int], right: list[int], factors: _Factors) -> tuple[list[s
                 parts[side].clear()
                 rest[side] = 0
         if rest[0] and rest[1]:
-            agree = False
+            break
+    # The rest of both shapes has no common pieces in order: it is opaque, and never split.
+    for sizes in zip_longest(*((one, *queue) if one else queue for one, queue in zip(rest, queues, strict=True))):
+        for side, size in enumerate(sizes):
+            if size is not None:
+                words[side].append(_group([*parts[side], factors.new(size) + "!"]))
+                parts[side].clear()
     return words
 
 
@@ -87,28 +81,26 @@ def reshape_rule(before: Sequence[int], after: Sequence[int]) -> tuple[str, dict
     factors = _Factors()
     if 0 in before:
         # Without elements dims can be tied in many ways: only equal leading ones are.
-        same = 0
-        while same < min(len(before), len(after)) and before[same] == after[same]:
-            same += 1
-        lead = [factors.new(size) for size in before[:same]]
-        words = [lead + [factors.new(size) + "!" for size in shape[same:]] for shape in (before, after)]
-        return f"{' '.join(words[0])} -> {' '.join(words[1])}", factors.sizes
+        same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
+        lead = [factors.new(size) for size, _ in same]
+        words = [lead + [factors.new(size) + "!" for size in shape[len(lead) :]] for shape in (before, after)]
+        return f"{' '.join(words[0])} -> {' '.join(words[1])}", factors
     inner = _chain([one for one in before if one != 1], [one for one in after if one != 1], factors)
     texts = []
     for shape, found in zip((before, after), inner, strict=True):
         queue = list(found)
         texts.append(" ".join("1" if size == 1 else queue.pop(0) for size in shape))
-    return f"{texts[0]} -> {texts[1]}", factors.sizes
+    return f"{texts[0]} -> {texts[1]}", factors
 
 
-@rule("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default", "aten._reshape_alias.default")
+@rule("view.default _unsafe_view.default reshape.default _reshape_alias.default")
 def _view(call: Call) -> RuleSpec:
     tensor = call.tensors[0]
     text, sizes = reshape_rule(tensor.shape, resolved(prod(tensor.shape), call[1]))
-    return f"{text}{_PASS} ; size 1", sizes
+    return SizedRule(f"{text}{_PASS} ; size 1", sizes)
 
 
-@rule("aten.view.dtype")
+@rule("view.dtype")
 def _view_dtype(call: Call) -> RuleSpec:
     tensor = call.tensors[0]
     if call[1].itemsize == tensor.dtype.itemsize:
@@ -116,7 +108,7 @@ def _view_dtype(call: Call) -> RuleSpec:
     return "... d! -> ... e!" if tensor.ndim else None
 
 
-@rule("aten.expand.default")
+@rule("expand.default")
 def _expand(call: Call) -> RuleSpec:
     sizes, shape = call[1], call.tensors[0].shape
     new = len(sizes) - len(shape)
@@ -131,7 +123,7 @@ def _expand(call: Call) -> RuleSpec:
 # ---- dims in another order, dims of size 1 --------------------------------------------------------------------------
 
 
-@rule("aten.permute.default", "aten.transpose.int", "aten.t.default")
+@rule("permute.default transpose.int t.default")
 def _reordered(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     order = list(range(rank))
@@ -145,7 +137,7 @@ def _reordered(call: Call) -> RuleSpec:
     return f"{dims(rank)} -> {' '.join(f'd{index}' for index in order)}{_PASS}"
 
 
-@rule("aten.squeeze.default", "aten.squeeze.dim", "aten.squeeze.dims")
+@rule("squeeze.default squeeze.dim squeeze.dims")
 def _squeeze(call: Call) -> RuleSpec:
     shape = call.tensors[0].shape
     # A dim that is not 1 stays, on ranks where a cut makes it 1 too: it must be whole. Without dims that is any dim.
@@ -155,7 +147,7 @@ def _squeeze(call: Call) -> RuleSpec:
     return f"{left} -> {dims(len(shape), changed=dict.fromkeys(ones, ''))}{_PASS}"
 
 
-@rule("aten.unsqueeze.default")
+@rule("unsqueeze.default")
 def _unsqueeze(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     words = dims(rank).split()
@@ -167,27 +159,26 @@ def _unsqueeze(call: Call) -> RuleSpec:
 
 register_rules(
     {
-        "aten.select.int": along(1, "[x!] -> [] ; pass 0"),
-        "aten.slice_scatter.default": along(2, "[x!], [i!] -> [x] ; pass 0+1"),
-        "aten.select_scatter.default": along(2, "[x!], [] -> [x] ; pass 0+1"),
-        "aten.diagonal.default": along((2, 3), "[x!] -> [] o! ; pass 0"),
-        "aten.unfold.default": along(1, "[x!] -> [o!] w! ; pass 0", scalars=False),
+        along(1, "[x!] -> [] ; pass 0"): "select.int",
+        along(2, "[x!], [i!] -> [x] ; pass 0+1"): "slice_scatter.default",
+        along(2, "[x!], [] -> [x] ; pass 0+1"): "select_scatter.default",
+        along((2, 3), "[x!] -> [] o! ; pass 0"): "diagonal.default",
+        along(1, "[x!] -> [o!] w! ; pass 0", scalars=False): "unfold.default",
         # (grad_output, input_sizes, dim, ...)
-        "aten.select_backward.default": along(2, "[] -> [x!] ; lin 0 ; size 1", sizes=1),
-        "aten.slice_backward.default": along(2, "[i!] -> [x!] ; lin 0 ; size 1", sizes=1),
-        "aten.diagonal_backward.default": along((3, 4), "[] i! -> [x!] ; lin 0 ; size 1", sizes=1),
-        "aten.unfold_backward.default": along(2, "[o!] w! -> [x!] ; lin 0 ; size 1", sizes=1, scalars=False),
+        along(2, "[] -> [x!] ; lin 0 ; size 1", sizes=1): "select_backward.default",
+        along(2, "[i!] -> [x!] ; lin 0 ; size 1", sizes=1): "slice_backward.default",
+        along((3, 4), "[] i! -> [x!] ; lin 0 ; size 1", sizes=1): "diagonal_backward.default",
+        along(2, "[o!] w! -> [x!] ; lin 0 ; size 1", sizes=1, scalars=False): "unfold_backward.default",
         # Without dims the tensor is rolled as if it were flat.
-        "aten.roll.default": along(2, "[x!] -> [x] ; pass 0"),
-        "aten.glu.default": along(1, "[i!] -> [o!]"),
-        "aten.glu_backward.default": along(2, "[o!], [i!] -> [i] ; lin 0", tensor=1),
-        "aten.tril.default": "... a! b! -> ... a b ; lin 0",
-        "aten.triu.default": "... a! b! -> ... a b ; lin 0",
+        along(2, "[x!] -> [x] ; pass 0"): "roll.default",
+        along(1, "[i!] -> [o!]"): "glu.default",
+        along(2, "[o!], [i!] -> [i] ; lin 0", tensor=1): "glu_backward.default",
+        "... a! b! -> ... a b ; lin 0": "tril.default triu.default",
     }
 )
 
 
-@rule("aten.slice.Tensor")
+@rule("slice.Tensor")
 def _slice(call: Call) -> RuleSpec:
     size = call.tensors[0].shape[call.dim(1)]
     start, end, step = call[2] or 0, call[3], call[4]
@@ -196,7 +187,7 @@ def _slice(call: Call) -> RuleSpec:
     return along(1, "[x!] -> [o!] ; pass 0")(call)
 
 
-@rule("aten.diag_embed.default")
+@rule("diag_embed.default")
 def _diag_embed(call: Call) -> RuleSpec:
     # The last dim becomes the two dims dim1 and dim2 of the output.
     rank = call.tensors[0].ndim
@@ -206,12 +197,12 @@ def _diag_embed(call: Call) -> RuleSpec:
     return f"{dims(rank, {rank - 1})} -> {' '.join(words)} ; lin 0"
 
 
-@rule("aten.flip.default")
+@rule("flip.default")
 def _flip(call: Call) -> RuleSpec:
     return along(1, "[x!] -> [x] ; pass 0")(call) if call[1] else "... -> ... ; pass 0"
 
 
-@rule("aten.rot90.default")
+@rule("rot90.default")
 def _rotated(call: Call) -> RuleSpec:
     rank = call.tensors[0].ndim
     first, second = (one % rank for one in call[2])
@@ -221,7 +212,7 @@ def _rotated(call: Call) -> RuleSpec:
     return f"{dims(rank, {first, second})} -> {' '.join(words)}{_PASS}"
 
 
-@rule("aten.repeat.default")
+@rule("repeat.default")
 def _repeat(call: Call) -> RuleSpec:
     rank, repeats = call.tensors[0].ndim, call[1]
     new = len(repeats) - rank
@@ -231,7 +222,7 @@ def _repeat(call: Call) -> RuleSpec:
     return f"{dims(rank, repeated)} -> {' '.join(right)}{_PASS}"
 
 
-@rule("aten.constant_pad_nd.default")
+@rule("constant_pad_nd.default")
 def _pad(call: Call) -> RuleSpec:
     rank, pad = call.tensors[0].ndim, call[1]
     padded = {rank - 1 - index // 2 for index, one in enumerate(pad) if one != 0}
@@ -243,7 +234,7 @@ def _pad(call: Call) -> RuleSpec:
 # ---- lists of tensors: the texts are as long as the lists ------------------------------------------------------------
 
 
-@rule("aten.cat.default")
+@rule("cat.default")
 def _cat(call: Call) -> RuleSpec:
     ranks = {one.ndim for one in call.tensors if one.shape != (0,)}
     if len(ranks) > 1 or not call.tensors:
@@ -258,7 +249,7 @@ def _cat(call: Call) -> RuleSpec:
     return f"{', '.join(words)} -> {dims(rank, changed={dim: 'o!'})}{passes}"
 
 
-@rule("aten.stack.default")
+@rule("stack.default")
 def _stack(call: Call) -> RuleSpec:
     rank, count = call.tensors[0].ndim, len(call.tensors)
     words = dims(rank).split()
@@ -272,26 +263,26 @@ def _pieces(call: Call, dim: int, count: int, keepdim: bool) -> str:
     return f"{dims(rank, {dim})} -> {', '.join([piece] * count)} ; pass 0"
 
 
-@rule("aten.split.Tensor", "aten.unsafe_split.Tensor")
+@rule("split.Tensor unsafe_split.Tensor")
 def _split(call: Call) -> RuleSpec:
     dim = call.dim(2)
     size = call.tensors[0].shape[dim]
     return _pieces(call, dim, max(1, -(-size // call[1])) if call[1] else 1, True)
 
 
-@rule("aten.split_with_sizes.default", "aten.unsafe_split_with_sizes.default", "aten.split_with_sizes_copy.default")
+@rule("split_with_sizes.default unsafe_split_with_sizes.default split_with_sizes_copy.default")
 def _split_with_sizes(call: Call) -> RuleSpec:
     return _pieces(call, call.dim(2), len(call[1]), True) if call[1] else None
 
 
-@rule("aten.unbind.int")
+@rule("unbind.int")
 def _unbind(call: Call) -> RuleSpec:
     dim = call.dim(1)
     count = call.tensors[0].shape[dim]
     return _pieces(call, dim, count, False) if count else None
 
 
-@rule("aten.chunk.default")
+@rule("chunk.default")
 def _chunk(call: Call) -> RuleSpec:
     dim = call.dim(2)
     size = call.tensors[0].shape[dim]

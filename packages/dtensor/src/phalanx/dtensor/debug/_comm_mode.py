@@ -23,7 +23,6 @@ from phalanx.dtensor._torch_compat import TorchDispatchMode, is_fake, is_higher_
 from phalanx.dtensor.debug._module_tracker import GLOBAL, ModuleTracker
 
 _PY = torch.ops.c10d_functional
-_C10D = torch.ops.c10d
 _C10D_NAMES: Final = (
     "_allgather_base_",
     "_reduce_scatter_base_",
@@ -56,13 +55,9 @@ _COLOR = re.compile(r"\x1B\[[0-?]*[ -/]*[@-~]")
 
 
 def counted_as(op: Any) -> Any:
-    """The name under which torch counts an op, or None if it is not a collective.
+    """The op packet under which torch counts an op: of torch.ops.c10d_functional, or of torch.ops.c10d for its own.
 
-    Args:
-        op: An OpOverload.
-
-    Returns:
-        An op packet of torch.ops.c10d_functional, or of torch.ops.c10d for its own. Messages and barriers do not count.
+    None for what is not a collective; messages and barriers do not count.
     """
     space, _, name = op._schema.name.partition("::")
     if space in ("phalanx", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional"):

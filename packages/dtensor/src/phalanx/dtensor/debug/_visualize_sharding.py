@@ -1,6 +1,6 @@
 """Pictures of which rank has what: a table of text, and an SVG. Neither needs another package, and nothing is sent."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from itertools import product
 from pathlib import Path
@@ -76,12 +76,7 @@ def visualize_sharding(dtensor: Any, header: str = "", use_rich: bool = False) -
 
 
 def table(tensor: Any, *, colours: bool = False) -> str:
-    """The table that `visualize_sharding` prints.
-
-    Args:
-        tensor: A DTensor of up to two dims.
-        colours: Whether cells have colours.
-    """
+    """The table that `visualize_sharding` prints."""
     cells = _cells("visualize_sharding", tensor)
     mesh = tensor._spec.mesh
     rows = sorted({cell.rows for cell in cells})
@@ -90,9 +85,8 @@ def table(tensor: Any, *, colours: bool = False) -> str:
     groups = sorted({cell.ranks for cell in cells})
     texts = [["", *(_range("Col", one) for one in columns)]]
     for row in rows:
-        texts.append(
-            [_range("Row", row), *(_names(mesh, found[row, one]) if (row, one) in found else "" for one in columns)]
-        )
+        names = (_names(mesh, found[row, one]) if (row, one) in found else "" for one in columns)
+        texts.append([_range("Row", row), *names])
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     lines: list[str] = []
     for index, line in enumerate(texts):
@@ -147,7 +141,14 @@ def svg(tensor: Any) -> str:
     size = max(width * scale, _SHORTEST), max(height * scale, _SHORTEST)
     left, top = 20.0, 44.0
     groups = sorted({cell.ranks for cell in cells})
-    parts = [*_head(spec, size[0] + 2 * left, size[1] + top + 20)]
+    where = f"{str(spec.dtype).removeprefix('torch.')}{list(spec.shape)} on mesh {describe(spec.mesh)}"
+    picture = f'width="{max(size[0] + 2 * left, 320):.0f}" height="{size[1] + top + 20:.0f}"'
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" {picture} font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="20" y="18">{escape(where)}</text>',
+        f'<text x="20" y="34">{escape(", ".join(map(repr, spec.placements)))}</text>',
+    ]
     for cell in cells:
         x = left + cell.columns[0] / width * size[0]
         y = top + cell.rows[0] / height * size[1]
@@ -162,17 +163,3 @@ def svg(tensor: Any) -> str:
             f'y="{y + h / 2:.1f}" text-anchor="middle" dominant-baseline="middle">{escape(name)}</text></g>'
         )
     return "\n".join([*parts, "</svg>\n"])
-
-
-def _head(spec: DTensorSpec, width: float, height: float) -> Iterator[str]:
-    placements = ", ".join(map(repr, spec.placements))
-    yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{max(width, 320):.0f}" height="{height:.0f}" '
-        'font-family="sans-serif" font-size="12">'
-    )
-    yield '<rect width="100%" height="100%" fill="white"/>'
-    yield (
-        f'<text x="20" y="18">{escape(str(spec.dtype).removeprefix("torch."))}{list(spec.shape)} on mesh '
-        f"{escape(describe(spec.mesh))}</text>"
-    )
-    yield f'<text x="20" y="34">{escape(placements)}</text>'

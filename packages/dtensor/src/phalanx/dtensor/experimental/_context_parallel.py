@@ -18,8 +18,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from phalanx.dtensor import _layout, _torch_compat
-from phalanx.dtensor._algorithms.ring_attention import SEQUENCE, Ring, ring_attention, ring_attention_backward
-from phalanx.dtensor._layout import Runs
+from phalanx.dtensor._algorithms.ring_attention import (
+    SEQUENCE,
+    Ring,
+    ring_attention,
+    ring_attention_backward,
+    wide_dtype,
+)
 from phalanx.dtensor._mesh import coordinate_of, describe
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.experimental._func_map import global_from_shards
@@ -31,7 +36,7 @@ _attention: Callable[..., torch.Tensor] = functional.scaled_dot_product_attentio
 # ---- which part a rank has -------------------------------------------------------------------------------------------
 
 
-def head_and_tail(length: int, ranks: int, place: int) -> Runs:
+def head_and_tail(length: int, ranks: int, place: int) -> tuple[tuple[int, int], ...]:
     """The runs of a rank: chunk `place` of twice as many chunks as there are ranks, and the one as far from the end.
 
     So that causal attention costs every rank the same. Chunks are those of torch.chunk; empty ones are left out.
@@ -40,10 +45,8 @@ def head_and_tail(length: int, ranks: int, place: int) -> Runs:
     return tuple((int(begin), int(count)) for begin, count in both if count)
 
 
-def _own(buffer: torch.Tensor, dim: int, runs: Runs) -> torch.Tensor:
-    return torch.cat(
-        [buffer.narrow(dim, int(begin), int(count)) for begin, count in runs] or [buffer.narrow(dim, 0, 0)], dim
-    )
+def _own(buffer: torch.Tensor, dim: int, runs: Sequence[tuple[int, int]]) -> torch.Tensor:
+    return torch.cat([buffer.narrow(dim, *run) for run in runs or ((0, 0),)], dim)
 
 
 # ---- the context -----------------------------------------------------------------------------------------------------
@@ -118,8 +121,7 @@ def _lengths(wholes: Sequence[int], ranks: int, place: int) -> dict[int, int]:
     """The length of the whole sequence by that of this rank's part; -1 if it could be of another one on any rank."""
     found: dict[int, int] = {}
     parts = {
-        whole: [sum(int(count) for _, count in head_and_tail(whole, ranks, at)) for at in range(ranks)]
-        for whole in wholes
+        whole: [sum(count for _, count in head_and_tail(whole, ranks, at)) for at in range(ranks)] for whole in wholes
     }
     for whole, own in parts.items():
         mistaken = any(a == b for other in parts if other != whole for a, b in zip(own, parts[other], strict=True))
@@ -306,10 +308,8 @@ def _ring(ranks: Sequence[int], place: int, group: str, lengths: Sequence[int]) 
     return Ring(tuple(ranks), place, _torch_compat.group_named(group) if group else None, queries, keys)
 
 
-def _forward_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *given: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
-    *ring, causal, scale = given
+def _forward_kernel(*given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    query, key, value, *ring, causal, scale = given
     _survive_checkpoints()
     return ring_attention(query, key, value, _ring(*ring), causal, scale)
 
@@ -317,25 +317,15 @@ def _forward_kernel(
 def _forward_fake(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    wide = torch.float64 if query.dtype == torch.float64 else torch.float32
-    return query.new_empty((*query.shape[:-1], value.shape[-1])), query.new_empty(query.shape[:-1], dtype=wide)
+    total = query.new_empty(query.shape[:-1], dtype=wide_dtype(query.dtype))
+    return query.new_empty((*query.shape[:-1], value.shape[-1])), total
 
 
-def _backward_kernel(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    total: torch.Tensor,
-    *given: Any,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    *ring, causal, scale = given
-    of_query, of_key, of_value = ring_attention_backward(
-        grad, query, key, value, output, total, _ring(*ring), causal, scale
-    )
+def _backward_kernel(*given: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    grad, query, key, value, output, total, *ring, causal, scale = given
+    found = ring_attention_backward(grad, query, key, value, output, total, _ring(*ring), causal, scale)
     # They may be views of one tensor, which results of an op are not to be.
-    return of_query, of_key.clone(), of_value.clone()
+    return found[0], found[1].clone(), found[2].clone()
 
 
 def _backward_fake(
@@ -418,9 +408,7 @@ def context_parallel_unshard(mesh: DeviceMesh, buffers: list[torch.Tensor], seq_
             position
             for place in range(mesh.size())
             for begin, count in head_and_tail(shape[dim], mesh.size(), place)
-            for position in range(int(begin), int(begin + count))
+            for position in range(begin, begin + count)
         ]
-        back = torch.empty(len(order), dtype=torch.int64)
-        back[torch.tensor(order, dtype=torch.int64)] = torch.arange(len(order))
-        found.append(whole.index_select(dim, back.to(buffer.device)))
+        found.append(whole.index_select(dim, torch.tensor(order, dtype=torch.int64).argsort().to(buffer.device)))
     return found

@@ -1,14 +1,14 @@
 """local_map: run a function of plain tensors on the local tensors of DTensors."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, update_wrapper
-from math import prod
 from typing import Any, TypeAlias
 
 import torch
 
 import phalanx.collectives as pc
 from phalanx.core import UnsupportedError
+from phalanx.dtensor._algorithms.common import is_even
 from phalanx.dtensor._dtensor_spec import normalize_placements
 from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._redistribute.comm import wait_if_pending
@@ -80,28 +80,23 @@ def local_map(
             redistribute_inputs=redistribute_inputs,
         )
     name = getattr(func, "__name__", type(func).__name__)
+    both = {"in_placements": in_placements, "in_grad_placements": in_grad_placements}
+    given = {what: entries for what, entries in both.items() if entries is not None}
+    by_input = [dict(zip(given, entries, strict=True)) for entries in zip(*given.values(), strict=False)]
 
     def mapped(*args: Any, **kwargs: Any) -> Any:
         flat, tree = tree_flatten(args)
-        for what, given in (("in_placements", in_placements), ("in_grad_placements", in_grad_placements)):
-            if given is not None and len(given) != len(flat):
+        for what, entries in given.items():
+            if len(entries) != len(flat):
                 raise ValueError(
-                    f"local_map: {what} has {len(given)} entries, and {name} is called with {len(flat)} positional "
+                    f"local_map: {what} has {len(entries)} entries, and {name} is called with {len(flat)} positional "
                     "inputs: write one entry for each, and None for an input that is not a tensor"
                 )
         mesh: Mesh | None = next((one.device_mesh for one in flat if isinstance(one, DTensor)), None)
         if mesh is None:
             return func(*args, **kwargs)
         local = [
-            _input(
-                name,
-                index,
-                value,
-                mesh,
-                None if in_placements is None else (in_placements[index],),
-                None if in_grad_placements is None else (in_grad_placements[index],),
-                redistribute_inputs,
-            )
+            _input(name, index, value, mesh, by_input[index] if by_input else {}, redistribute_inputs)
             for index, value in enumerate(flat)
         ]
         result = func(*tree_unflatten(local, tree), **kwargs)
@@ -111,21 +106,14 @@ def local_map(
     return update_wrapper(mapped, func)
 
 
-def _input(
-    name: str,
-    index: int,
-    value: Any,
-    mesh: Mesh,
-    wanted: tuple[PlacementType] | None,
-    grad: tuple[PlacementType] | None,
-    may_move: bool,
-) -> Any:
-    """The input that the function gets."""
+def _input(name: str, index: int, value: Any, mesh: Mesh, entries: Mapping[str, PlacementType], may_move: bool) -> Any:
+    """The input that the function gets; `entries` are its own of in_placements and in_grad_placements, where given."""
+    wanted = entries.get("in_placements")
     if not isinstance(value, DTensor):
-        if not isinstance(value, torch.Tensor) and wanted is not None and wanted[0] is not None:
+        if not isinstance(value, torch.Tensor) and wanted is not None:
             raise TypeError(
                 f"local_map: input {index} of {name} is {type(value).__name__}, not a tensor, and in_placements has "
-                f"{list(wanted[0])} for it: write None"
+                f"{list(wanted)} for it: write None"
             )
         return value
     if mesh_id(value.device_mesh) != mesh_id(mesh):
@@ -133,14 +121,14 @@ def _input(
             f"local_map: input {index} of {name} is on mesh {describe(value.device_mesh)}, the first DTensor on "
             f"{describe(mesh)}: move them to one mesh with redistribute(mesh, placements)"
         )
-    for what, given in (("in_placements", wanted), ("in_grad_placements", grad)):
-        if given is not None and given[0] is None:
+    for what, given in entries.items():
+        if given is None:
             raise TypeError(
                 f"local_map: input {index} of {name} is a DTensor, and its entry of {what} is None: write its "
                 f"placements, {list(value.placements)}"
             )
     if wanted is not None:
-        placements = normalize_placements(mesh, tuple(wanted[0] or ()), value.ndim)
+        placements = normalize_placements(mesh, tuple(wanted), value.ndim)
         if placements != value.placements:
             if not may_move:
                 raise ValueError(
@@ -148,18 +136,16 @@ def _input(
                     f"has {list(placements)}: redistribute it, or write redistribute_inputs=True"
                 )
             value = value.redistribute(placements=placements)
-    return wait_if_pending(value.to_local(grad_placements=None if grad is None else grad[0]))
+    return wait_if_pending(value.to_local(grad_placements=entries.get("in_grad_placements")))
 
 
 def _is_uneven(tensor: DTensor) -> bool:
     """Whether ranks have shards of several sizes: the same answer on all ranks."""
-    spec = tensor._spec
-    dims = {split_dim(one) for one in spec.placements} - {None}
-    return any(isinstance(one, SizedShard) for one in spec.placements) or any(
-        spec.shape[dim] % prod(spec.mesh.shape[mesh_dim] for mesh_dim in spec.mesh_dims_of(dim))
-        for dim in dims
-        if dim is not None
-    )
+    for placement in tensor._spec.placements:
+        dim = split_dim(placement)
+        if isinstance(placement, SizedShard) or (dim is not None and not is_even(tensor._spec, dim)):
+            return True
+    return False
 
 
 def _outputs(name: str, result: Any, given: OutputPlacements, mesh: Mesh, is_uneven: bool) -> Any:

@@ -8,7 +8,7 @@ from phalanx.dtensor._rules import registry
 from phalanx.dtensor._rules.constraints import Even
 from phalanx.dtensor._rules.engine import Strategy
 from phalanx.dtensor._rules.parser import parse
-from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleSpec, StrategyList
+from phalanx.dtensor._rules.registry import ArgMeta, Call, RuleSpec, SizedRule
 from phalanx.dtensor._torch_compat import OpOverload
 from phalanx.dtensor.placement_types import AnyPlacement, Placement, Replicate, Shard, as_placement, on_dim, split_dim
 
@@ -109,20 +109,15 @@ def _check(op: Op, text: str) -> None:
         )
     kinds = [str(one.type) for one in arguments]
     least = sum(kind == "Tensor" for kind in kinds)
-    most = (
-        None
-        if any(kind.startswith("List[") and "Tensor" in kind for kind in kinds)
-        else sum("Tensor" in kind for kind in kinds)
-    )
+    has_list = any(kind.startswith("List[") and "Tensor" in kind for kind in kinds)
+    most = None if has_list else sum("Tensor" in kind for kind in kinds)
     if len(rule.inputs) < least or (most is not None and len(rule.inputs) > most):
         raise ValueError(
             f"register_sharding: the rule '{text}' has {len(rule.inputs)} tensors before '->', and {op} takes "
             f"{least if most == least else f'{least} or more'}: {op._schema}"
         )
-    for word, number in (
-        *(("size", index) for index, _ in rule.size_args),
-        *(("count", index) for index, _ in rule.count_args),
-    ):
+    clauses = [("size", index) for index, _ in rule.size_args] + [("count", index) for index, _ in rule.count_args]
+    for word, number in clauses:
         if number >= len(arguments):
             raise ValueError(
                 f"register_sharding: '{word} {number}' in the rule '{text}': {op} has arguments 0 to "
@@ -141,36 +136,28 @@ def _written(function: ShardingFunction, call: Call) -> RuleSpec:
         _check(call.op, found)
         return found
     sizes: dict[str, int] = {}
-    strategies: list[Strategy] = []
-    for index, one in enumerate(found):
-        strategies.append(_strategy(call, index, one, sizes))
+    strategies = [_strategy(call, index, one, sizes) for index, one in enumerate(found)]
     count = len(strategies[0].outputs) if strategies else _tensor_returns(call.op) or 1
     whole = Strategy((Replicate(),) * len(call.tensors), (Replicate(),) * count)
     if whole not in strategies:
         strategies.append(whole)
     text = f"{', '.join('*' * len(call.tensors))} -> {', '.join('*' * count)}"
-    return StrategyList(text, tuple(strategies), sizes)
+    return SizedRule(text, sizes, tuple(strategies))
 
 
 def _as_called(call: Call) -> tuple[list[Any], dict[str, Any]]:
     """Arguments as torch passes them on: defaults at the end are left out."""
-    arguments = call.op._schema.arguments
-    positional = [value for value, one in zip(call.args, arguments, strict=True) if not one.kwarg_only]
-    defaults = [one for one in arguments if not one.kwarg_only]
-    while positional and defaults[len(positional) - 1].has_default_value():
-        if not _is_default(positional[-1], defaults[len(positional) - 1].default_value):
-            break
+    bound = list(zip(call.op._schema.arguments, call.args, strict=True))
+    positional = [(one, value) for one, value in bound if not one.kwarg_only]
+    while positional and _is_default(*positional[-1]):
         positional.pop()
-    named = {
-        one.name: value
-        for value, one in zip(call.args, arguments, strict=True)
-        if one.kwarg_only and not (one.has_default_value() and _is_default(value, one.default_value))
-    }
-    return positional, named
+    named = {one.name: value for one, value in bound if one.kwarg_only and not _is_default(one, value)}
+    return [value for _, value in positional], named
 
 
-def _is_default(value: Any, default: Any) -> bool:
-    return type(value) is type(default) and bool(value == default)
+def _is_default(argument: Any, value: Any) -> bool:
+    default = argument.default_value
+    return argument.has_default_value() and type(value) is type(default) and bool(value == default)
 
 
 def _strategy(call: Call, index: int, given: Any, sizes: dict[str, int]) -> Strategy:

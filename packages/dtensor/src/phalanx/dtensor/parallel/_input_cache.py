@@ -13,7 +13,7 @@ which nobody may write into behind autograd's back, and which one module is give
 
 import threading
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,51 +24,44 @@ from phalanx.dtensor.placement_types import AnyPlacement, on_dim, split_dim
 Layouts = tuple[AnyPlacement, ...]
 
 
-class _Last(threading.local):
-    """The last conversion of the forward that runs: of what, how, for which modules, and the result."""
-
-    depth: int = 0  # of forwards of modules that were parallelized with a plan
-    tensor: torch.Tensor | None = None
-    key: tuple[Any, ...] = ()
-    askers: tuple[object, ...] = ()
-    result: DTensor | None = None
+class _Conversion(NamedTuple):
+    tensor: torch.Tensor
+    key: tuple[Any, ...]  # how it was converted
+    askers: list[object]  # for which modules
+    result: DTensor
 
 
-_last = _Last()
+class _State(threading.local):
+    """The forwards that run in this thread."""
+
+    depth: int = 0  # of modules that were parallelized with a plan
+    last: _Conversion | None = None
 
 
-def forget() -> None:
-    """Let go of the last conversion of this thread."""
-    _last.tensor, _last.key, _last.askers, _last.result = None, (), (), None
+_state = _State()
 
 
 def begin_forward(*_: Any) -> None:
     """A hook before the forward of a module that was parallelized with a plan."""
     if not torch.compiler.is_compiling():
-        forget()
-        _last.depth += 1
+        _state.last = None
+        _state.depth += 1
 
 
 def end_forward(*_: Any) -> None:
     """The hook after it, also where it has raised."""
     if not torch.compiler.is_compiling():
-        forget()
-        _last.depth = max(0, _last.depth - 1)
+        _state.last = None
+        _state.depth = max(0, _state.depth - 1)
 
 
 def as_placed(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts, asker: object) -> DTensor:
     """A tensor as a DTensor of placements `wanted`; the same object for modules of one forward that ask for it.
 
-    Collective over the mesh where placements differ. Differentiable.
-
-    Args:
-        tensor: A plain tensor, which is a local tensor of placements `given`; or a DTensor, of any placements.
-        mesh: The mesh.
-        given: The placements of a plain tensor.
-        wanted: The placements of the result.
-        asker: The module for which it is.
+    Collective over the mesh where placements differ. Differentiable. A plain tensor is a local tensor of placements
+    `given`; `asker` is the module for which it is.
     """
-    if torch.compiler.is_compiling() or not (_last.depth and tensor.requires_grad and torch.is_grad_enabled()):
+    if torch.compiler.is_compiling() or not (_state.depth and tensor.requires_grad and torch.is_grad_enabled()):
         # Without gradients there is nothing to reduce once; and what is traced must not depend on what was.
         return convert(tensor, mesh, given, wanted)
     is_copy = type(tensor) not in (torch.Tensor, torch.nn.Parameter) or given != wanted
@@ -76,14 +69,18 @@ def as_placed(tensor: torch.Tensor, mesh: Mesh, given: Layouts, wanted: Layouts,
         return convert(tensor, mesh, given, wanted)
     memory = None if is_copy else (tensor.data_ptr(), tensor.shape, tensor.stride())
     key = (mesh_id(mesh), given, wanted, tensor._version, tensor.grad_fn, memory)
-    if _last.tensor is tensor and _last.key == key and not (is_copy and any(asker is one for one in _last.askers)):
-        assert _last.result is not None
-        _last.askers = (*_last.askers, asker)
-        return _last.result
-    forget()
+    last = _state.last
+    if (
+        last is not None
+        and (last.tensor is tensor and last.key == key)
+        and not (is_copy and any(asker is one for one in last.askers))
+    ):
+        last.askers.append(asker)
+        return last.result
+    _state.last = last = None  # nothing of it is kept while the next one is made
     result = convert(tensor, mesh, given, wanted)
     if result is not tensor:
-        _last.tensor, _last.key, _last.askers, _last.result = tensor, key, (asker,), result
+        _state.last = _Conversion(tensor, key, [asker], result)
     return result
 
 

@@ -65,25 +65,30 @@ def first_input(style: object, module: nn.Module, inputs: tuple[Any, ...]) -> to
     return inputs[0]
 
 
-def layout_of(style: str, name: str, given: Placement | None, default: AnyPlacement) -> Layouts:
-    """The layouts that an argument of a style means: one placement, for a mesh of one dim."""
-    if given is None:
-        return (default,)
-    if not isinstance(given, Placement):
-        raise TypeError(f"{style}: {name} must be one placement, not {given!r}: write {name}=Shard(1)")
-    return (as_placement(given),)
-
-
 class _LinearStyle(ParallelStyle):
     """The common part of ColwiseParallel and RowwiseParallel."""
 
     desired_input_layouts: Layouts
     _shown = ("input_layouts", "output_layouts", "use_local_output")
+    _defaults: ClassVar[tuple[AnyPlacement, AnyPlacement]]  # of the input and the output
 
-    def __init__(self, input_layouts: Layouts, output_layouts: Layouts, use_local_output: bool) -> None:
-        self.input_layouts = input_layouts
-        self.output_layouts = output_layouts
+    def __init__(
+        self,
+        *,
+        input_layouts: Placement | None = None,
+        output_layouts: Placement | None = None,
+        use_local_output: bool = True,
+    ) -> None:
+        self.input_layouts = self._layouts("input_layouts", input_layouts, self._defaults[0])
+        self.output_layouts = self._layouts("output_layouts", output_layouts, self._defaults[1])
         self.use_local_output = use_local_output
+
+    def _layouts(self, name: str, given: Placement | None, default: AnyPlacement) -> Layouts:
+        """The layouts that an argument means: one placement, for a mesh of one dim."""
+        if given is not None and not isinstance(given, Placement):
+            who = type(self).__name__
+            raise TypeError(f"{who}: {name} must be one placement, not {given!r}: write {name}=Shard(1)")
+        return (default if given is None else as_placement(given),)
 
     def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
         if not isinstance(module, (nn.Linear, nn.Embedding)):
@@ -107,9 +112,9 @@ class _LinearStyle(ParallelStyle):
 
         return distribute_module(module, device_mesh, self._partition, prepare, finish)
 
-    @abstractmethod
     def _desired(self, module: nn.Module) -> Layouts:
         """The placement of the input that the module works on."""
+        return self.desired_input_layouts
 
     @abstractmethod
     def _partition(self, name: str, module: nn.Module, mesh: Mesh) -> None:
@@ -134,22 +139,8 @@ class ColwiseParallel(_LinearStyle):
     Source: torch.distributed.tensor.parallel.ColwiseParallel.
     """
 
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-    ) -> None:
-        super().__init__(
-            layout_of("ColwiseParallel", "input_layouts", input_layouts, Replicate()),
-            layout_of("ColwiseParallel", "output_layouts", output_layouts, Shard(-1)),
-            use_local_output,
-        )
-        self.desired_input_layouts = (Replicate(),)
-
-    def _desired(self, module: nn.Module) -> Layouts:
-        return self.desired_input_layouts
+    desired_input_layouts = (Replicate(),)
+    _defaults = Replicate(), Shard(-1)
 
     def _partition(self, name: str, module: nn.Module, mesh: Mesh) -> None:
         # y = x W^T: the rows of a Linear's weight are the columns of W^T.
@@ -174,18 +165,7 @@ class RowwiseParallel(_LinearStyle):
     Source: torch.distributed.tensor.parallel.RowwiseParallel.
     """
 
-    def __init__(
-        self,
-        *,
-        input_layouts: Placement | None = None,
-        output_layouts: Placement | None = None,
-        use_local_output: bool = True,
-    ) -> None:
-        super().__init__(
-            layout_of("RowwiseParallel", "input_layouts", input_layouts, Shard(-1)),
-            layout_of("RowwiseParallel", "output_layouts", output_layouts, Replicate()),
-            use_local_output,
-        )
+    _defaults = Shard(-1), Replicate()
 
     def _desired(self, module: nn.Module) -> Layouts:
         # The indices of an embedding are looked up in all rows: each rank answers for its own.
@@ -241,7 +221,7 @@ class SequenceParallel(ParallelStyle):
 
 Given: TypeAlias = Placement | Sequence[Placement | None]
 Entries: TypeAlias = tuple[AnyPlacement | None, ...]
-_Made: TypeAlias = list[tuple[torch.Tensor, tuple[AnyPlacement | None, ...], DTensor]]
+_Made: TypeAlias = list[tuple[torch.Tensor, Entries, DTensor]]
 """The conversions of the inputs of one call so far: (input, its layouts, DTensor)."""
 
 
@@ -270,23 +250,22 @@ class _ConvertingStyle(ParallelStyle):
 
     use_local_output: bool
     _word: ClassVar[str]  # "input" or "output"
+    _what: ClassVar[str]
 
-    def _check_count(self, values: tuple[Any, ...], layouts: Entries, what: str) -> None:
+    def _all(
+        self, values: Any, layouts: Entries, desired: Entries, mesh: Mesh, done: _Made | None = None
+    ) -> tuple[Any, ...]:
+        values = values if isinstance(values, tuple) else (values,)
         if len(values) != len(layouts):
             raise ValueError(
-                f"{type(self).__name__}: {self._word}_layouts must have one entry for each {what} of the module: there "
-                f"are {len(layouts)} for {len(values)} {self._word}s; write None for one to leave as it is"
+                f"{type(self).__name__}: {self._word}_layouts must have one entry for each {self._what} of the module: "
+                f"there are {len(layouts)} for {len(values)} {self._word}s; write None for one to leave as it is"
             )
+        parts = enumerate(zip(values, zip(layouts, desired, strict=True), strict=True))
+        return tuple(self._one(index, *part, mesh, [] if done is None else done) for index, part in parts)
 
-    def _one(
-        self,
-        which: int | str,
-        value: Any,
-        given: AnyPlacement | None,
-        wanted: AnyPlacement | None,
-        mesh: Mesh,
-        done: _Made,
-    ) -> Any:
+    def _one(self, which: int | str, value: Any, layouts: Entries, mesh: Mesh, done: _Made) -> Any:
+        given, wanted = layouts
         if given is None:
             return value
         if not isinstance(value, torch.Tensor):
@@ -295,7 +274,6 @@ class _ConvertingStyle(ParallelStyle):
                 "None in the place of its layout"
             )
         # Inputs of one call that are one tensor (the query, key and value of an attention) are converted once.
-        layouts = (given, wanted)
         for one, how, known in () if torch.compiler.is_compiling() else done:
             if one is value and how == layouts:
                 return known.to_local() if self.use_local_output else known
@@ -324,7 +302,7 @@ class PrepareModuleInput(_ConvertingStyle):
     Source: torch.distributed.tensor.parallel.PrepareModuleInput.
     """
 
-    _word = "input"
+    _word, _what = "input", "positional input"
     _shown = (
         "input_layouts",
         "desired_input_layouts",
@@ -374,16 +352,12 @@ class PrepareModuleInput(_ConvertingStyle):
     def _prepared(self, inputs: Any, mesh: Mesh, made: _Made) -> Any:
         if self.input_layouts is None or self.desired_input_layouts is None:
             return inputs
-        given = inputs if isinstance(inputs, tuple) else (inputs,)
-        self._check_count(given, self.input_layouts, "positional input")
-        parts = zip(given, self.input_layouts, self.desired_input_layouts, strict=True)
-        return tuple(self._one(index, *part, mesh, made) for index, part in enumerate(parts))
+        return self._all(inputs, self.input_layouts, self.desired_input_layouts, mesh, made)
 
     def _prepared_by_name(self, named: Mapping[str, Any], mesh: Mesh, made: _Made) -> dict[str, Any]:
+        layouts, desired = self.input_kwarg_layouts, self.desired_input_kwarg_layouts
         return {
-            name: self._one(
-                name, value, self.input_kwarg_layouts.get(name), self.desired_input_kwarg_layouts.get(name), mesh, made
-            )
+            name: self._one(name, value, (layouts.get(name), desired.get(name)), mesh, made)
             for name, value in named.items()
         }
 
@@ -408,7 +382,7 @@ class PrepareModuleOutput(_ConvertingStyle):
     Source: torch.distributed.tensor.parallel.PrepareModuleOutput.
     """
 
-    _word = "output"
+    _word = _what = "output"
     _shown = ("output_layouts", "desired_output_layouts", "use_local_output")
 
     def __init__(self, *, output_layouts: Given, desired_output_layouts: Given, use_local_output: bool = True) -> None:
@@ -419,15 +393,12 @@ class PrepareModuleOutput(_ConvertingStyle):
         _same_length(who, "output_layouts", "desired_output_layouts", self.output_layouts, self.desired_output_layouts)
 
     def _apply(self, module: nn.Module, device_mesh: Mesh) -> nn.Module:
-        module.register_forward_hook(lambda called, inputs, outputs: self._prepared(outputs, device_mesh))
-        return module
+        def finish(called: nn.Module, inputs: Any, outputs: Any) -> Any:
+            done = self._all(outputs, self.output_layouts, self.desired_output_layouts, device_mesh)
+            return done[0] if len(done) == 1 else done
 
-    def _prepared(self, outputs: Any, mesh: Mesh) -> Any:
-        given = outputs if isinstance(outputs, tuple) else (outputs,)
-        self._check_count(given, self.output_layouts, "output")
-        parts = zip(given, self.output_layouts, self.desired_output_layouts, strict=True)
-        done = tuple(self._one(index, *part, mesh, []) for index, part in enumerate(parts))
-        return done[0] if len(done) == 1 else done
+        module.register_forward_hook(finish)
+        return module
 
 
 class PrepareModuleInputOutput(ParallelStyle):
