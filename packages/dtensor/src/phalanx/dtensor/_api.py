@@ -18,7 +18,7 @@ from phalanx.dtensor import _autograd, _compile, _dispatch, _local_spec, _tensor
 from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
 from phalanx.dtensor._mesh import Mesh, describe, mesh_id
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import current_mesh, is_torch_dtensor
+from phalanx.dtensor._torch_compat import allow_in_graph, current_mesh, is_torch_dtensor, real_mesh
 from phalanx.dtensor.placement_types import Placement, Replicate
 
 _tensor.complete(_autograd, _dispatch.dispatch)
@@ -59,7 +59,7 @@ def distribute_tensor(
         >>> x.to_local()  # on rank 0
         tensor([0, 1])
     """
-    mesh = current_mesh("distribute_tensor") if device_mesh is None else _compile.real_mesh(device_mesh)
+    mesh = current_mesh("distribute_tensor") if device_mesh is None else real_mesh(device_mesh)
     if placements is None:
         placements = (Replicate(),) * mesh.ndim
     if isinstance(tensor, DTensor):
@@ -152,5 +152,5 @@ def _replicate(module: nn.Module, mesh: Mesh) -> None:
             module._buffers[key] = distribute_tensor(buffer, mesh, whole)
 
 
-_compile.in_graph(DTensor.from_local)
-_compile.in_graph(distribute_tensor)
+allow_in_graph(DTensor.from_local)
+allow_in_graph(distribute_tensor)

@@ -29,7 +29,7 @@ from phalanx.dtensor._random.ops import RANDOM_OPS
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import is_recorded, no_dispatch
-from phalanx.dtensor.placement_types import Replicate
+from phalanx.dtensor.placement_types import Replicate, without_partial
 
 aten = torch.ops.aten
 
@@ -124,7 +124,7 @@ def _equal(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     spec: DTensorSpec = first._spec
     if coordinate_of(spec.mesh) is None:
         return True  # nothing that is here differs
-    placements = [Replicate() if one.is_partial() else one for one in spec.placements]
+    placements = without_partial(spec.placements)
     mine = [
         plan_redistribute(one._spec, spec.replace(placements=placements, dtype=one.dtype)).run(one._local_tensor)
         for one in (first, second)

@@ -12,8 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from math import prod
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple, NoReturn, TypeAlias, final
 
 import torch
 from torch.types import IntLikeType
@@ -25,7 +24,8 @@ from phalanx.dtensor.placement_types import AnyPlacement, Partial, Placement, as
 
 # The reductions that only integers and bools have.
 _BITWISE = ("band", "bor", "bxor")
-_table: dict[tuple[Any, ...], "_Entry"] = {}
+_Entry: TypeAlias = "weakref.KeyedRef[tuple[Any, ...], DTensorSpec]"
+_table: dict[tuple[Any, ...], _Entry] = {}
 _lock = threading.RLock()  # reentrant: the garbage collector may call _forget anywhere
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
@@ -41,19 +41,9 @@ class TensorMeta(NamedTuple):
 class DTensorSpec:
     """A DTensor without its values: mesh, placements, and shape, stride and dtype of the whole tensor.
 
-    Args:
-        mesh: A torch DeviceMesh (or an AbstractMesh, where nothing communicates). Equal meshes are taken for one.
-        placements: One for each mesh dim, of this package or of torch; negative dims are made positive.
-        shape: The shape of the whole tensor.
-        stride: Its stride; contiguous if it is left out.
-        dtype: Its dtype.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: Placements are not one for each mesh dim, stride and shape do not match, sizes of a SizedShard do
-            not add up, or a bitwise Partial has a dtype without bits.
-        IndexError: A placement splits a dim that the tensor does not have.
-        RuntimeError: A placement is unknown.
+    Equal meshes are taken for one. Placements may be torch's; negative dims are made positive. Without a stride it is
+    contiguous. What does not fit together raises a TypeError, ValueError or IndexError that says what to write; an
+    unknown placement a RuntimeError.
     """
 
     __slots__ = (
@@ -63,7 +53,6 @@ class DTensorSpec:
         "dtype",
         "mesh",
         "ndim",
-        "num_shards",
         "placements",
         "shape",
         "stride",
@@ -75,7 +64,6 @@ class DTensorSpec:
     stride: tuple[int, ...]
     dtype: torch.dtype
     ndim: int
-    num_shards: int  # the number of different pieces of the tensor
     tensor_meta: "TensorMeta"  # shape, stride and dtype once more: torch's constructor of wrappers asks for it
     _local_shape: torch.Size | None
     _local_runs: tuple[_layout.Runs, ...] | None
@@ -178,11 +166,10 @@ class DTensorSpec:
             self.dtype if dtype is None else dtype,
         )
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
+    def __setattr__(self, name: str, *value: object) -> NoReturn:
         raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which returns a new one")
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which returns a new one")
+    __delattr__ = __setattr__
 
     def __copy__(self) -> "DTensorSpec":
         return self
@@ -224,13 +211,6 @@ class _SymbolicSpec(DTensorSpec):
 
     def __hash__(self) -> int:
         return hash((mesh_id(self.mesh), self.placements, self.dtype, self.ndim))
-
-
-class _Entry(weakref.ref[DTensorSpec]):
-    """The entry of the table for a spec."""
-
-    __slots__ = ("key",)
-    key: tuple[Any, ...]
 
 
 _set = object.__setattr__
@@ -290,9 +270,7 @@ def _make(
         spec = None if entry is None else entry()
         if spec is None:
             spec = _fill(DTensorSpec, mesh, placed, size, steps, dtype)
-            entry = _Entry(spec, _forget)
-            entry.key = key
-            _table[key] = entry
+            _table[key] = weakref.KeyedRef(spec, _forget, key)
     return spec
 
 
@@ -307,22 +285,13 @@ def _fill(
     _set(spec, "dtype", dtype)
     _set(spec, "tensor_meta", TensorMeta(shape, stride, dtype))
     _set(spec, "ndim", len(shape))
-    ranks = (n for n, placement in zip(mesh.shape, placements, strict=True) if split_dim(placement) is not None)
-    _set(spec, "num_shards", prod(ranks))
     _set(spec, "_local_shape", None)
     _set(spec, "_local_runs", None)
     return spec
 
 
 def normalize_placements(mesh: Mesh, placements: Sequence[Placement], ndim: int) -> tuple[AnyPlacement, ...]:
-    """The placements of a tensor of `ndim` dims on a mesh in the form that specs keep: ours, and dims not negative.
-
-    Raises:
-        TypeError: The placements are not a sequence.
-        ValueError: They are not one for each mesh dim.
-        IndexError: One splits a dim that the tensor does not have.
-        RuntimeError: One is unknown.
-    """
+    """The placements of a tensor of `ndim` dims on a mesh in the form that specs keep: ours, and dims not negative."""
     if isinstance(placements, Placement | str) or not isinstance(placements, Sequence):
         raise TypeError(
             f"placements must be a sequence with one placement for each mesh dim, not {placements!r}: "

@@ -13,13 +13,12 @@ import torch
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor import _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import describe
 from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import torch_dtensor
-from phalanx.dtensor.placement_types import as_torch_placement
+from phalanx.dtensor.placement_types import as_torch_placement, without_partial
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor as TorchDTensor
@@ -109,7 +108,7 @@ def _theirs(tensor: Any) -> Any:
 
 def _placed(grad: Any, like: DTensorSpec) -> Any:
     """A gradient, ours or torch's, in the placements of a gradient of a tensor."""
-    wanted = _local_spec.gradient_placements(like.placements)
+    wanted = without_partial(like.placements)
     if isinstance(grad, torch_dtensor()):
         theirs = [as_torch_placement(one) for one in wanted]
         return grad if tuple(grad.placements) == tuple(theirs) else grad.redistribute(placements=theirs)

@@ -13,6 +13,7 @@ placement for each mesh dim, dims in range and not negative.
 
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, product
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 from torch.types import IntLikeType
@@ -173,10 +174,8 @@ def global_shape(
 
 
 def check_sizes(shape: Sequence[IntLikeType], mesh_shape: Sequence[int], placements: Placements) -> None:
-    """Check that the sizes of every SizedShard are as many as ranks, and add up to what the earlier mesh dims leave.
-
-    Raises:
-        ValueError: They are or do not.
+    """Raise a ValueError unless every SizedShard has a size for each rank, and they add up to what the earlier mesh
+    dims leave.
     """
     for mesh_dim, placement in enumerate(placements):
         if not isinstance(placement, SizedShard):
@@ -219,6 +218,11 @@ def overlap(source: Runs, target: Runs) -> list[tuple[int, int, int]]:
         else:
             j, at_target = j + 1, int(at_target + b_length)
     return shared
+
+
+def shared_count(source: Sequence[Runs], target: Sequence[Runs]) -> int:
+    """The number of elements that two local tensors of one global tensor have in common."""
+    return prod(sum(length for _, _, length in overlap(a, b)) for a, b in zip(source, target, strict=True))
 
 
 def blocks(source: Sequence[Runs], target: Sequence[Runs]) -> Iterator[Block]:

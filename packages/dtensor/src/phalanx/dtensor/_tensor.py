@@ -16,7 +16,7 @@ from phalanx.dtensor import _compile, _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh, describe
 from phalanx.dtensor._torch_compat import disabled_torch_function, make_wrapper, tensor_data
-from phalanx.dtensor.placement_types import AnyPlacement, Placement
+from phalanx.dtensor.placement_types import AnyPlacement, Placement, without_partial
 
 _functions: Any = None  # the module that implements from_local, to_local, redistribute and full_tensor
 
@@ -155,7 +155,7 @@ class DTensor(torch.Tensor):
         """For AOTAutograd: a tangent is never Partial."""
         if not self._spec.is_partial:
             return self
-        return self.redistribute(placements=_local_spec.gradient_placements(self._spec.placements))
+        return self.redistribute(placements=without_partial(self._spec.placements))
 
     def __coerce_same_metadata_as_tangent__(self, context: _compile.Context, expected_type: type | None = None) -> Any:
         """For AOTAutograd: a tangent with the placements that were seen while tracing."""

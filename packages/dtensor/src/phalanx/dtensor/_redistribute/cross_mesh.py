@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import product
-from math import prod
 
 from phalanx.dtensor import _layout
 from phalanx.dtensor._redistribute.local_steps import Action, Boxes, exchanging
@@ -67,8 +66,5 @@ def crossing_bytes(source: Side, target: Side, itemsize: int) -> float:
         want = target.runs(coordinate)
         for owner, at in source.owners(rank, number).items():
             if owner != rank:
-                total += prod(
-                    sum(length for _, _, length in _layout.overlap(a, b))
-                    for a, b in zip(source.runs(at), want, strict=True)
-                )
+                total += _layout.shared_count(source.runs(at), want)
     return total * itemsize / len(source.coordinates)

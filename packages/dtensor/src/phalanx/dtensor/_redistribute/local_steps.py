@@ -306,6 +306,14 @@ def _exchange(step: Step, place: Place) -> Action:
     return exchanging(tuple(of[peer] for peer in peers), sends, comes, shape, mesh_dim)
 
 
+def narrowed(local: torch.Tensor, box: _layout.Block) -> torch.Tensor:
+    """The view of a box of a local tensor."""
+    for dim, (begin, length) in enumerate(zip(box.source, box.shape, strict=True)):
+        if length != local.size(dim):
+            local = local.narrow(dim, begin, length)
+    return local
+
+
 def exchanging(
     peers: tuple[int, ...], sends: Sequence[Boxes], comes: Sequence[Boxes], shape: tuple[int, ...], mesh_dim: int
 ) -> Action:
@@ -313,7 +321,7 @@ def exchanging(
 
     Peers are numbers of ranks, ascending; -1 for the mesh dim if they are those of no mesh dim.
     """
-    boxes = [(box.source, box.shape) for own in sends for box in own]
+    boxes = [box for own in sends for box in own]
     places: list[tuple[int, int, Any, tuple[int, ...]]] = []
     at = 0
     for own in comes:
@@ -326,13 +334,7 @@ def exchanging(
     def packed(local: torch.Tensor) -> torch.Tensor:
         if not boxes:
             return local.new_empty(0)
-        parts = []
-        for start, size in boxes:
-            part = local
-            for dim, (begin, length) in enumerate(zip(start, size, strict=True)):
-                if length != part.size(dim):
-                    part = part.narrow(dim, begin, length)
-            parts.append(part.reshape(-1))
+        parts = [narrowed(local, box).reshape(-1) for box in boxes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def unpacked(flat: torch.Tensor) -> torch.Tensor:

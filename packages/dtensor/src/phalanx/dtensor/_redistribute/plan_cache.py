@@ -14,7 +14,7 @@ from phalanx.dtensor._redistribute.local_steps import Action, Place, action, is_
 from phalanx.dtensor._redistribute.planner import LOCAL, REPLICATE, Planner, Step
 from phalanx.dtensor._rules.cost import default_model
 from phalanx.dtensor._torch_compat import hint, surely_equal
-from phalanx.dtensor.placement_types import Partial, Shard, on_dim, split_dim
+from phalanx.dtensor.placement_types import Shard, on_dim, split_dim, without_partial
 
 # Plans that are kept; when there are more, the older half goes.
 _MOST_KEPT = 4096
@@ -58,10 +58,7 @@ class RedistributePlan:
 def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     """The cheapest way from one spec to another, whose mesh may be another one. Not collective; the same on every rank.
 
-    The plan is kept for the next call.
-
-    Raises:
-        ValueError: Shapes or dtypes differ, or a Partial cannot be reduced.
+    The plan is kept for the next call. A ValueError: shapes or dtypes differ, or a Partial cannot be reduced.
     """
     found = _kept.get((source, target))
     return found if found is not None else _make(source, target)
@@ -201,8 +198,8 @@ def _across(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
                 f"redistribute: from mesh {describe(source.mesh)} to mesh {describe(target.mesh)}: an AbstractMesh has "
                 "no ranks, so nothing can be sent to or from it: give both tensors a DeviceMesh"
             )
-    given = source.replace([REPLICATE if type(one) is Partial else one for one in source.placements])
-    wanted = target.replace([REPLICATE if type(one) is Partial else one for one in target.placements])
+    given = source.replace(without_partial(source.placements))
+    wanted = target.replace(without_partial(target.placements))
     first = _planner(source).plan(source.placements, given.placements)
     last = _planner(target).plan(wanted.placements, target.placements)
     here = Side(source.shape, source.mesh.shape, ranks_of(source.mesh), given.placements)
