@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from phalanx.dtensor import _autograd, _compile, _dispatch, _local_spec, _tensor
+from phalanx.dtensor import _autograd, _compile, _dispatch, _layout, _local_spec, _tensor
 from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
-from phalanx.dtensor._mesh import Mesh, describe, mesh_id
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import allow_in_graph, current_mesh, is_torch_dtensor, real_mesh
 from phalanx.dtensor.placement_types import Placement, Replicate
@@ -79,7 +79,9 @@ def distribute_tensor(
         )
     spec = DTensorSpec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
     local = _local_spec.local_part(tensor.detach(), spec, src_data_rank)
-    return DTensor._wrap(local, _local_spec.with_stride_of(spec, local), tensor.requires_grad)
+    if coordinate_of(mesh) is not None:
+        spec = spec.replace(stride=_layout.global_stride(spec.shape, local.shape, local.stride()))
+    return DTensor._wrap(local, spec, tensor.requires_grad)
 
 
 def _same(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement]) -> DTensor:

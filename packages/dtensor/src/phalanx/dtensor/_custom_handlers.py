@@ -50,11 +50,8 @@ def handles(*ops: Any) -> Callable[[Handler], Handler]:
 @cache
 def find(op: Any) -> Handler | None:
     """The handler of an op, or None."""
-    found = _handlers.get(op)
-    if found is not None:
-        return found
-    random: Handler | None = RANDOM_OPS.get(op)
-    return random or _foreach.find(op)
+    found: Handler | None = _handlers.get(op) or RANDOM_OPS.get(op)
+    return found or _foreach.find(op)
 
 
 def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:

@@ -129,14 +129,10 @@ _agreed: "weakref.WeakKeyDictionary[Any, set[tuple[tuple[str, ...], int]]]" = we
 
 
 def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> torch.Tensor:
-    """The kernel. Collective over the groups where these collectives are new to them.
+    """The kernel. Collective over the groups where these collectives are new to them; all raise if graphs differ.
 
-    Returns:
-        An empty tensor. Inductor takes an op without tensors for one without a device, and puts it before kernels that
-        it has not written yet, whose inputs it lets go too early then.
-
-    Raises:
-        RuntimeError: A rank has another graph. All ranks raise.
+    It returns an empty tensor: Inductor takes an op without tensors for one without a device, and puts it before
+    kernels that it has not written yet, whose inputs it lets go too early then.
     """
     names = tuple(group_names)
     digest = _digest(collectives)

@@ -75,10 +75,8 @@ def bounds_of(
 ) -> tuple[Bound, ...]:
     """The checks that a call must make of its indices, because not all ranks run a kernel that does; mostly none.
 
-    Args:
-        values: Every argument of the op's schema.
-        leaves: The tensors among them, (argument, place in it if it is a list, tensor), with `specs`.
-        used: Their specs when the op runs, and those of its results.
+    `leaves` are as `_sharding_prop.tensor_leaves` gives them, with `specs`; `used` are their specs when the op runs,
+    and those of its results.
     """
     if any(type(one) is not DTensorSpec for one in specs):  # sizes are not known while a graph is made of any
         return ()

@@ -12,7 +12,7 @@ placement for each mesh dim, dims in range and not negative.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, product
+from itertools import product
 from math import prod
 from typing import NamedTuple, TypeAlias
 
@@ -238,13 +238,7 @@ def blocks(source: Sequence[Runs], target: Sequence[Runs]) -> Iterator[Block]:
 
 def boxes(runs: Sequence[Runs]) -> Iterator[Block]:
     """The boxes of the whole tensor (the target) that a local tensor (the source) has, from the runs of its dims."""
-    places = [zip(accumulate((int(length) for _, length in own), initial=0), own, strict=False) for own in runs]
-    for chosen in product(*places):
-        yield Block(
-            tuple(at for at, _ in chosen),
-            tuple(int(start) for _, (start, _) in chosen),
-            tuple(int(length) for _, (_, length) in chosen),
-        )
+    return blocks(runs, [((0, sum(own[-1])),) if own else () for own in runs])  # as far as its last run goes
 
 
 # ---- strides --------------------------------------------------------------------------------------------------------

@@ -67,13 +67,6 @@ def spec_of_local(
     return spec
 
 
-def with_stride_of(spec: DTensorSpec, local: torch.Tensor) -> DTensorSpec:
-    """The spec with the stride that a local tensor shows."""
-    if coordinate_of(spec.mesh) is None:
-        return spec
-    return spec.replace(shape=spec.shape, stride=_layout.global_stride(spec.shape, local.shape, local.stride()))
-
-
 def local_part(tensor: torch.Tensor, spec: DTensorSpec, source: int | None) -> torch.Tensor:
     """This rank's part of a tensor that ranks have whole, in memory of its own or (if it is all) the tensor's.
 

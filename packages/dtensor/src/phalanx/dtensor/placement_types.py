@@ -270,7 +270,7 @@ AnyShard: TypeAlias = Shard | SizedShard | StridedShard
 AnyPlacement: TypeAlias = Shard | SizedShard | StridedShard | Replicate | Partial
 
 _SHARDS: Final = frozenset((Shard, SizedShard, StridedShard))
-_OURS: Final = frozenset((*_SHARDS, Replicate, Partial))
+_OURS: Final[frozenset[type[_Value]]] = frozenset((*_SHARDS, Replicate, Partial))
 
 
 def as_placement(placement: object) -> AnyPlacement:

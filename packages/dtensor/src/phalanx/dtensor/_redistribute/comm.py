@@ -5,7 +5,7 @@ that may be pending; a local step waits for what it reads.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from phalanx.dtensor._graph_agreement import Sent, recorded, sent_over
 from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of, describe
 from phalanx.dtensor._redistribute.local_steps import Action, Call, Local
 from phalanx.dtensor._redistribute.planner import LOCAL, Step
-from phalanx.dtensor._torch_compat import is_recorded, ranks_of_mesh
+from phalanx.dtensor._torch_compat import is_recorded, mesh_groups, ranks_of_mesh
 
 Run: TypeAlias = Callable[..., torch.Tensor]
 # Messages of a redistribution do not meet those of a user's own send and recv.
@@ -44,11 +44,6 @@ def ranks_of(mesh: Mesh) -> tuple[int, ...]:
     return ranks_of_mesh(mesh)
 
 
-def _group(mesh: DeviceMesh, mesh_dim: int) -> dist.ProcessGroup:
-    found: dist.ProcessGroup = mesh.get_group(mesh_dim)
-    return found
-
-
 def order_of(mesh: Mesh, mesh_dim: int) -> tuple[int, ...]:
     """The coordinates of this rank's neighbours on a mesh dim, in the order of their process group.
 
@@ -60,7 +55,7 @@ def order_of(mesh: Mesh, mesh_dim: int) -> tuple[int, ...]:
         return tuple(range(size))
     of = dict(zip(product(*map(range, mesh.shape)), ranks_of_mesh(mesh), strict=True))
     row = [of[(*coordinate[:mesh_dim], at, *coordinate[mesh_dim + 1 :])] for at in range(size)]
-    ranks = dist.get_process_group_ranks(_group(mesh, mesh_dim))
+    ranks = dist.get_process_group_ranks(mesh.get_group(mesh_dim))
     return tuple(row.index(rank) for rank in ranks)
 
 
@@ -74,7 +69,7 @@ def bind(call: Call, mesh: Mesh | None) -> Local:
     if call.name == "exchange":
         return _exchange(call, mesh)
     assert mesh is not None
-    name = str(_group(mesh, call.mesh_dim).group_name)
+    name = mesh_groups(mesh)[call.mesh_dim]
     dim, op, sizes = call.dim, call.op, list(call.sizes)
     if call.name == "all_gather":
         return lambda x: _all_gather(x, dim, name)
@@ -105,7 +100,7 @@ def _exchange(call: Call, mesh: Mesh | None) -> Local:
     peers, sent, received = call.peers, list(call.sent), list(call.received)
     if call.mesh_dim >= 0:
         assert isinstance(mesh, DeviceMesh)
-        name = str(_group(mesh, call.mesh_dim).group_name)
+        name = mesh_groups(mesh)[call.mesh_dim]
         return lambda x: _all_to_all(x, received, sent, name)
     world = dist.group.WORLD
     assert world is not None
@@ -121,21 +116,12 @@ def _exchange(call: Call, mesh: Mesh | None) -> Local:
 
 def _messages(peers: Sequence[int], sent: Sequence[int], received: Sequence[int], name: str) -> Local:
     """An exchange of messages, in which only the ranks take part that have something for each other."""
-    me = dist.get_rank()
-    outs: list[tuple[int, int, int]] = []
-    ins: list[tuple[int, int, int]] = []
-    to = of = 0
-    own = (0, 0, 0)
-    for peer, out, into in zip(peers, sent, received, strict=True):
-        if peer == me:
-            own = (to, of, out)
-        else:
-            if out:
-                outs.append((peer, to, out))
-            if into:
-                ins.append((peer, of, into))
-        to, of = to + out, of + into
-    total = of
+    me, total = dist.get_rank(), sum(received)
+    # (rank, where what goes to it begins, how much that is, where what comes from it begins, how much that is)
+    parts = list(zip(peers, accumulate(sent, initial=0), sent, accumulate(received, initial=0), received, strict=False))
+    own = next(((to, of, n) for peer, to, n, of, _ in parts if peer == me), (0, 0, 0))
+    outs = [(peer, to, n) for peer, to, n, _, _ in parts if n and peer != me]
+    ins = [(peer, of, n) for peer, _, _, of, n in parts if n and peer != me]
     names = ["irecv"] * len(ins) + ["isend"] * len(outs)
     others = [peer for peer, _, _ in (*ins, *outs)]
     tags = [TAG] * len(names)

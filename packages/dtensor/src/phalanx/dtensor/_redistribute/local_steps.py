@@ -4,8 +4,8 @@ An Action is `after(call(before(local)))`; only the call is a collective. So a t
 Whatever can be is worked out when the Action is made.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, product
 from math import lcm, prod
 from typing import Any, NamedTuple, TypeAlias
 
@@ -72,7 +72,10 @@ def action(step: Step, place: Place) -> Action:
     seen: Any = _layout.local_shape(place.shape, place.mesh_shape, whole, place.coordinate)
     if step.collective == "partial":
         assert isinstance(target, Partial)
-        return _partial(target.reduce_op, place.coordinate[mesh_dim] == 0)
+        op = target.reduce_op
+        if op in ("sum", "bxor", "product") and place.coordinate[mesh_dim] != 0:
+            return Action(lambda local: neutral(local, op == "product"), None, None)
+        return Action(None, None, None, keeps=True)
     if all(type(size) is int for size in seen) and not prod(seen) and step.collective != "slice":
         # Every rank of the group sees the same: nothing, which needs no collective.
         shape = tuple(map(int, _layout.local_shape(place.shape, place.mesh_shape, step.target, place.coordinate)))
@@ -84,9 +87,9 @@ def action(step: Step, place: Place) -> Action:
         return _all_reduce(source.reduce_op, place, mesh_dim)
     if step.collective == "reduce_scatter":
         assert isinstance(source, Partial)
-        return _reduce_scatter(source.reduce_op, target, seen, place, mesh_dim)
+        return _along_dim("reduce_scatter", target, seen, place, mesh_dim, source.reduce_op)
     if step.collective == "all_gather":
-        return _all_gather(source, seen, place, mesh_dim)
+        return _along_dim("all_gather", source, seen, place, mesh_dim)
     return _all_to_all(step, seen, place, mesh_dim)
 
 
@@ -111,12 +114,6 @@ def _slice(target: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Acti
     return Action(lambda local: _take(local, dim, runs), None, None, is_view=len(runs) < 2)
 
 
-def _partial(op: str, first: bool) -> Action:
-    if op in ("sum", "bxor", "product") and not first:
-        return Action(lambda local: neutral(local, op == "product"), None, None)
-    return Action(None, None, None, keeps=True)
-
-
 # ---- reductions ------------------------------------------------------------------------------------------------------
 
 
@@ -135,13 +132,7 @@ def _all_reduce(op: str, place: Place, mesh_dim: int) -> Action:
     return Action(lambda x: x.unsqueeze(0), Call("all_gather", mesh_dim), multiplied)
 
 
-def _padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    short = size - tensor.size(dim)
-    if not short:
-        return tensor
-    shape = list(tensor.shape)
-    shape[dim] = short
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+# ---- shards ----------------------------------------------------------------------------------------------------------
 
 
 def is_plain(placement: AnyPlacement, size: IntLikeType, order: Sequence[int]) -> bool:
@@ -156,66 +147,56 @@ def is_plain(placement: AnyPlacement, size: IntLikeType, order: Sequence[int]) -
     return all(_runs(placement, size, len(order), at) == [(at * length, length)] for at in order)
 
 
-def _in_order(runs: Sequence[Sequence[tuple[int, int]]], order: Sequence[int]) -> tuple[int, ...] | None:
-    """The sizes of the pieces by position in the group, if they lie one after another; None if they do not."""
-    end = 0
-    for i in order:
-        if len(runs[i]) > 1 or any(start != end for start, length in runs[i] if length):
-            return None
-        end += sum(length for _, length in runs[i])
-    return tuple(sum(length for _, length in runs[i]) for i in order)
-
-
-def _reduce_scatter(op: str, target: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
-    dim, ranks, order = split_dim(target), place.mesh_shape[mesh_dim], place.orders[mesh_dim]
+def _along_dim(name: str, placement: AnyPlacement, seen: Any, place: Place, mesh_dim: int, op: str = "") -> Action:
+    """An all_gather of shards or a reduce_scatter to shards: the call alone where these lie one after another."""
+    dim, order = split_dim(placement), place.orders[mesh_dim]
     assert dim is not None
-    if is_plain(target, seen[dim], order):
-        return Action(None, Call("reduce_scatter", mesh_dim, dim=dim, op=op), None)
-    runs = [_runs(target, seen[dim], ranks, i) for i in range(ranks)]
-    in_order = _in_order(runs, order)
-    if in_order is not None:
-        return Action(None, Call("reduce_scatter_v", mesh_dim, dim=dim, op=op, sizes=in_order), None)
-    sizes = [sum(length for _, length in own) for own in runs]
-    most, own_size = max(sizes), sizes[place.coordinate[mesh_dim]]
-    after: Local | None = None
-    if own_size != most:
-        after = lambda x: x.narrow(dim, 0, own_size).contiguous()  # noqa: E731
-    return Action(
-        lambda local: torch.cat([_padded(_take(local, dim, runs[i]), dim, most) for i in order], dim),
-        Call("reduce_scatter", mesh_dim, dim=dim, op=op),
-        after,
-    )
-
-
-# ---- shards ----------------------------------------------------------------------------------------------------------
-
-
-def _all_gather(source: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
-    dim, ranks, order = split_dim(source), place.mesh_shape[mesh_dim], place.orders[mesh_dim]
-    assert dim is not None
-    if is_plain(source, seen[dim], order):
-        return Action(None, Call("all_gather", mesh_dim, dim=dim), None)
-    runs = [_runs(source, seen[dim], ranks, i) for i in range(ranks)]
-    in_order = _in_order(runs, order)
-    if in_order is not None:
-        return Action(None, Call("all_gather_v", mesh_dim, dim=dim, sizes=in_order), None)
-    most = max(sum(length for _, length in own) for own in runs)
+    if is_plain(placement, seen[dim], order):
+        return Action(None, Call(name, mesh_dim, dim=dim, op=op), None)
+    runs = [_runs(placement, seen[dim], len(order), index) for index in order]  # in the order of the group
+    sizes = tuple(sum(length for _, length in own) for own in runs)
+    flat = [run for own in runs for run in own]
+    if all(start == end for (start, _), end in zip(flat, _ends(flat), strict=False)):
+        return Action(None, Call(f"{name}_v", mesh_dim, dim=dim, op=op, sizes=sizes), None)
+    most = max(sizes)
+    if name == "reduce_scatter":
+        size = sizes[order.index(place.coordinate[mesh_dim])]
+        after: Local | None = None
+        if size != most:
+            after = lambda x: x.narrow(dim, 0, size).contiguous()  # noqa: E731
+        return Action(
+            lambda local: torch.cat([_padded(_take(local, dim, own), dim, most) for own in runs], dim),
+            Call(name, mesh_dim, dim=dim, op=op),
+            after,
+        )
     # (where it begins in the whole, which part of the group it is in, where there, length), in the order of the whole
-    found: list[tuple[int, int, int, int]] = []
-    for part, i in enumerate(order):
-        at = 0
-        for start, length in runs[i]:
-            found.append((start, part, at, length))
-            at += length
-    found.sort()
-    shape = [ranks, *seen]
+    found = sorted(
+        (start, part, at, length)
+        for part, own in enumerate(runs)
+        for (start, length), at in zip(own, _ends(own), strict=False)
+    )
+    shape = [len(order), *seen]
     shape[dim + 1] = most
 
     def joined(gathered: torch.Tensor) -> torch.Tensor:
         parts = gathered.view(shape).unbind()
         return torch.cat([parts[part].narrow(dim, at, length) for _, part, at, length in found], dim)
 
-    return Action(lambda local: _padded(local, dim, most), Call("all_gather", mesh_dim), joined)
+    return Action(lambda local: _padded(local, dim, most), Call(name, mesh_dim), joined)
+
+
+def _ends(runs: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """How many elements there are before each of these runs, and in all."""
+    return accumulate((length for _, length in runs), initial=0)
+
+
+def _padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    short = size - tensor.size(dim)
+    if not short:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = short
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
 def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:

@@ -94,9 +94,7 @@ def _in_memory_order(source: DTensorSpec, target: DTensorSpec, order: list[int])
     place = {dim: number for number, dim in enumerate(order)}
 
     def turned(spec: DTensorSpec) -> DTensorSpec:
-        placements = tuple(
-            one if dim is None else on_dim(one, place[dim]) for one in spec.placements for dim in (split_dim(one),)
-        )
+        placements = [one if (dim := split_dim(one)) is None else on_dim(one, place[dim]) for one in spec.placements]
         return DTensorSpec(spec.mesh, placements, torch.Size([spec.shape[dim] for dim in order]), None, spec.dtype)
 
     inner = plan_redistribute(turned(source), turned(target)).run
@@ -143,8 +141,7 @@ def _scales(spec: DTensorSpec, step: Step) -> bool:
         (at, one, dim)
         for placed in (step.source, step.target)
         for at, one in enumerate(placed)
-        for dim in (split_dim(one),)
-        if dim is not None and type(spec.shape[dim]) is not int
+        if (dim := split_dim(one)) is not None and type(spec.shape[dim]) is not int
     ]
     if step.collective == "relabel":
         return all(mesh.shape[at] == 1 for at, _, _ in cut)
