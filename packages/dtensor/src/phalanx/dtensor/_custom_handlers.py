@@ -59,12 +59,12 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
     if choice is not None and not moves:
         return None
     given = _all_distributed(values)
-    found = common.find(op, values if given is None else given)
-    if found is None:
+    function = common.find(op, values if given is None else given)
+    if function is None:
         return None
-    function = found if given is None else _distributing(found)
 
     def run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        args = args if given is None else (_all_distributed(args) or args)
         if not is_recorded():
             return function(op, args, kwargs)
         spec = next(one for one in _op_plan.flat((*args, *kwargs.values())) if isinstance(one, DTensor))._spec
@@ -72,10 +72,6 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
             return function(op, args, kwargs)
 
     return run
-
-
-def _distributing(function: Handler) -> Handler:
-    return lambda op, args, kwargs: function(op, _all_distributed(args) or args, kwargs)
 
 
 def _all_distributed(values: Sequence[Any]) -> list[Any] | None:

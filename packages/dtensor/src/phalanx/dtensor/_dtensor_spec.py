@@ -30,6 +30,10 @@ _lock = threading.RLock()  # reentrant: the garbage collector may call _forget a
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 
 
+# What a spec has, in the order in which `_fill` gives it.
+_FIELDS = ("mesh", "placements", "shape", "stride", "dtype", "tensor_meta", "ndim", "_local_shape", "_local_runs")
+
+
 class TensorMeta(NamedTuple):
     """What every tensor has."""
 
@@ -46,18 +50,7 @@ class DTensorSpec:
     unknown placement a RuntimeError.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_local_runs",
-        "_local_shape",
-        "dtype",
-        "mesh",
-        "ndim",
-        "placements",
-        "shape",
-        "stride",
-        "tensor_meta",
-    )
+    __slots__ = ("__weakref__", *_FIELDS)
     mesh: Mesh
     placements: tuple[AnyPlacement, ...]
     shape: torch.Size
@@ -278,15 +271,9 @@ def _fill(
     cls: type[DTensorSpec], mesh: Mesh, placements: Any, shape: Any, stride: Any, dtype: torch.dtype
 ) -> DTensorSpec:
     spec = object.__new__(cls)
-    _set(spec, "mesh", mesh)
-    _set(spec, "placements", placements)
-    _set(spec, "shape", shape)
-    _set(spec, "stride", stride)
-    _set(spec, "dtype", dtype)
-    _set(spec, "tensor_meta", TensorMeta(shape, stride, dtype))
-    _set(spec, "ndim", len(shape))
-    _set(spec, "_local_shape", None)
-    _set(spec, "_local_runs", None)
+    values = mesh, placements, shape, stride, dtype, TensorMeta(shape, stride, dtype), len(shape), None, None
+    for name, value in zip(_FIELDS, values, strict=True):
+        _set(spec, name, value)
     return spec
 
 

@@ -52,16 +52,10 @@ def _text(bound: Bound) -> str:
 
 # ---- ops that are done by a rule -------------------------------------------------------------------------------------
 
-# The argument that is the index, and what torch raises; the dim is argument 1.
-_ALONG = {
-    "index_select": (2, IndexError),
-    "gather": (2, RuntimeError),
-    "scatter": (2, RuntimeError),
-    "scatter_add": (2, RuntimeError),
-    "scatter_reduce": (2, RuntimeError),
-    "index_add": (2, RuntimeError),
-    "index_copy": (2, IndexError),
-    "index_fill": (2, IndexError),
+# What torch raises for ops whose argument 1 is the dim, and argument 2 the index.
+_ALONG: dict[str, type[Exception]] = {
+    **dict.fromkeys(("index_select", "index_copy", "index_fill"), IndexError),
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce", "index_add"), RuntimeError),
 }
 _BY_LIST = ("index", "index_put", "_unsafe_index", "_unsafe_index_put")
 
@@ -111,10 +105,9 @@ def _bounds(name: str, values: Sequence[Any]) -> tuple[Bound, ...]:
         )
     if name not in _ALONG:
         return ()
-    argument, error = _ALONG[name]
     dim = int(values[1]) % max(1, source.ndim)
     size = int(source.shape[dim]) if source.ndim else 1
-    return (Bound(argument, None, dim, size, name == "index_fill", error),)
+    return (Bound(2, None, dim, size, name == "index_fill", _ALONG[name]),)
 
 
 def _has_empty_part(spec: DTensorSpec) -> bool:

@@ -78,18 +78,13 @@ def tensor_leaves(values: Sequence[Any]) -> list[Leaf]:
 
 def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
     """The mesh of all DTensors among the arguments."""
-    mesh: Mesh | None = None
-    for _, _, tensor in leaves:
-        if isinstance(tensor, DTensor):
-            own = tensor._spec.mesh
-            if mesh is None:
-                mesh = own
-            elif own is not mesh and mesh_id(own) != mesh_id(mesh):
-                raise RuntimeError(
-                    f"{op}: its arguments are on two meshes, {describe(mesh)} and {describe(own)}: move one to the "
-                    "other mesh with redistribute(mesh, placements)"
-                )
-    assert mesh is not None
+    mesh, *others = (tensor._spec.mesh for _, _, tensor in leaves if isinstance(tensor, DTensor))
+    for other in others:
+        if other is not mesh and mesh_id(other) != mesh_id(mesh):
+            raise RuntimeError(
+                f"{op}: its arguments are on two meshes, {describe(mesh)} and {describe(other)}: move one to the "
+                "other mesh with redistribute(mesh, placements)"
+            )
     return mesh
 
 

@@ -6,7 +6,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from itertools import islice
 from types import FrameType
@@ -221,30 +221,19 @@ def lazy_changes_made() -> Iterator[None]:
 
     Read in 2.11 to 2.13.
     """
-    keys = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor)
-    before = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
-    for key in keys:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
-    try:
+    with ExitStack() as stack:
+        for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor):
+            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
         yield
-    finally:
-        for key, excluded in zip(keys, before, strict=True):
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
 
 
 def current_mesh(who: str) -> DeviceMesh:
-    """The mesh of the `with mesh:` around. Read in 2.11 to 2.13.
-
-    Raises:
-        RuntimeError: There is none.
-    """
+    """The mesh of the `with mesh:` around; a RuntimeError if there is none. Read in 2.11 to 2.13."""
     found: DeviceMesh | None = None
-    try:
+    with suppress(AttributeError, ImportError, RuntimeError):
         from torch.distributed.device_mesh import _mesh_resources
 
         found = _mesh_resources.get_current_mesh()
-    except (AttributeError, ImportError, RuntimeError):
-        pass
     if found is None:
         raise RuntimeError(f"{who}: no mesh was given: give one, or write `with mesh:` around the call")
     return found

@@ -39,9 +39,7 @@ def wait_if_pending(tensor: torch.Tensor) -> torch.Tensor:
 
 def ranks_of(mesh: Mesh) -> tuple[int, ...]:
     """The global ranks of a mesh in the order of their coordinates; of an AbstractMesh, their numbers."""
-    if isinstance(mesh, AbstractMesh):
-        return tuple(range(mesh.size()))
-    return ranks_of_mesh(mesh)
+    return tuple(range(mesh.size())) if isinstance(mesh, AbstractMesh) else ranks_of_mesh(mesh)
 
 
 def order_of(mesh: Mesh, mesh_dim: int) -> tuple[int, ...]:
@@ -71,17 +69,15 @@ def bind(call: Call, mesh: Mesh | None) -> Local:
     assert mesh is not None
     name = mesh_groups(mesh)[call.mesh_dim]
     dim, op, sizes = call.dim, call.op, list(call.sizes)
-    if call.name == "all_gather":
-        return lambda x: _all_gather(x, dim, name)
-    if call.name == "all_reduce":
-        return lambda x: _all_reduce(x, op, name)
-    if call.name == "reduce_scatter":
-        return lambda x: _reduce_scatter(x, op, dim, name)
-    if call.name == "all_gather_v":
-        return lambda x: _all_gather_v(x, sizes, dim, name)
-    if call.name == "reduce_scatter_v":
-        return lambda x: _reduce_scatter_v(x, op, sizes, dim, name)
-    return lambda x: _all_to_all(x, None, None, name)
+    calls: dict[str, Local] = {
+        "all_gather": lambda x: _all_gather(x, dim, name),
+        "all_reduce": lambda x: _all_reduce(x, op, name),
+        "reduce_scatter": lambda x: _reduce_scatter(x, op, dim, name),
+        "all_gather_v": lambda x: _all_gather_v(x, sizes, dim, name),
+        "reduce_scatter_v": lambda x: _reduce_scatter_v(x, op, sizes, dim, name),
+        "all_to_all": lambda x: _all_to_all(x, None, None, name),
+    }
+    return calls[call.name]
 
 
 def _refusal(call: Call, mesh: Mesh) -> Local:
