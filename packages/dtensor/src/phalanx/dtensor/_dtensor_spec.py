@@ -236,7 +236,7 @@ def _make(
         raise TypeError(f"DTensorSpec: shape must be a sequence of ints, not {shape!r}: write (8, 4)")
     size = _size(shape)
     symbolic = not all(type(n) is int for n in size)
-    if not symbolic and any(n < 0 for n in size):
+    if not symbolic and min(size, default=0) < 0:
         raise ValueError(f"DTensorSpec: the shape is {tuple(size)}, and no size may be negative")
     steps = _layout.contiguous_stride(size) if stride is None else tuple(stride)
     if len(steps) != len(size):

@@ -178,7 +178,7 @@ def check_sizes(shape: Sequence[IntLikeType], mesh_shape: Sequence[int], placeme
     dims leave.
     """
     for mesh_dim, placement in enumerate(placements):
-        if not isinstance(placement, SizedShard):
+        if type(placement) is not SizedShard:
             continue
         if len(placement.sizes) != mesh_shape[mesh_dim]:
             raise ValueError(

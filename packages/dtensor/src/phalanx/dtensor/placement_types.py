@@ -71,8 +71,8 @@ class _Value:
     _names: ClassVar[tuple[str, ...]]  # the arguments of the class, which its instances have as attributes
     _hash: int
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass  # __new__ did it, once for equal values
+    if not TYPE_CHECKING:  # which is to look at __new__
+        __init__ = object.__init__  # does nothing: __new__ did it, once for equal values
 
     def __eq__(self, other: object) -> bool:
         return self is other or (type(other) is type(self).__base__ and self._values(other) == self._values(self))
@@ -228,6 +228,9 @@ class Replicate(_Value, _Replicate):
         if not cls._made:
             cls._made.append(cls._make(-1))
         return cls._made[0]
+
+    def __hash__(self) -> int:
+        return -1  # faster than from its slot, and most placements are this one
 
     def __str__(self) -> str:
         return "R"
