@@ -98,7 +98,7 @@ def adopt_placements(ours: Sequence[Any], members: dict[type, tuple[str, ...]]) 
     def adopt() -> None:
         for cls in ours:
             base = torch_placement(cls.__name__)
-            if cls.__base__ is not base:
+            if cls.__bases__[-1] is not base:
                 cls.__bases__ = (*cls.__bases__[:-1], base)
         try:
             from torch._library.opaque_object import MemberType, is_opaque_type, register_opaque_type

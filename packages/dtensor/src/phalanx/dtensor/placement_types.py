@@ -75,7 +75,7 @@ class _Value:
         __init__ = object.__init__  # does nothing: __new__ did it, once for equal values
 
     def __eq__(self, other: object) -> bool:
-        return self is other or (type(other) is type(self).__base__ and self._values(other) == self._values(self))
+        return self is other or (type(other) is type(self).__bases__[-1] and self._values(other) == self._values(self))
 
     def __hash__(self) -> int:
         return self._hash
@@ -103,7 +103,7 @@ class _Value:
     @classmethod
     def _make(cls, number: int, *values: Any) -> Any:
         """An instance with these values and this hash, that of torch's."""
-        base: Any = cls.__base__
+        base: Any = cls.__bases__[-1]
         named = dict(zip(cls._names, values, strict=True))
         made = base.__new__(cls)
         base.__init__(made, **named)
@@ -295,7 +295,7 @@ def as_placement(placement: object) -> AnyPlacement:
         return placement  # type: ignore[return-value]
     ours: Any
     for ours in (Shard, Replicate, Partial, StridedShard):
-        if kind is ours.__base__:
+        if kind is ours.__bases__[-1]:
             return ours(*ours._values(placement))  # type: ignore[no-any-return]
     raise RuntimeError(
         f"unknown placement {placement!r} ({kind.__module__}.{kind.__qualname__}): write Shard(dim), Replicate(), "
