@@ -184,16 +184,16 @@ def test_a_spec_cannot_be_changed():
 
 def test_a_spec_knows_its_shapes_and_shards():
     spec = make()  # 8 rows over 2, at (1, 2)
-    assert (spec.ndim, spec.num_shards, spec.local_shape, spec.local_stride) == (2, 2, (4, 4), (4, 1))
+    assert (spec.ndim, spec.local_shape, spec.local_stride) == (2, (4, 4), (4, 1))
     assert spec.local_runs == (((4, 4),), ((0, 4),))
     assert spec.local_shape_at((0, 0)) == (4, 4) and spec.local_runs_at((0, 0)) == (((0, 4),), ((0, 4),))
     assert (spec.is_sharded, spec.is_replicated, spec.is_partial) == (True, False, False)
     both = make(placements=(Shard(0), Shard(0)), stride=(1, 8))
-    assert (both.num_shards, both.local_shape, both.local_stride) == (6, (0, 4), (1, 1))
+    assert (both.local_shape, both.local_stride) == ((0, 4), (1, 1))
     assert both.mesh_dims_of(0) == (0, 1) and both.mesh_dims_of(1) == ()
     assert both.local_shape_at((0, 1)) == (2, 4) and both.local_runs == ((), ((0, 4),))
     sized = make(placements=(SizedShard(0, (3, 5)), StridedShard(1, 2)), stride=(1, 8))
-    assert (sized.local_shape, sized.local_stride, sized.num_shards) == ((5, 0), (1, 5), 6)
+    assert (sized.local_shape, sized.local_stride) == ((5, 0), (1, 5))
     partial = make(placements=(Partial(), Replicate()))
     assert (partial.is_sharded, partial.is_replicated, partial.is_partial) == (False, False, True)
     assert make(placements=(Replicate(), Replicate())).is_replicated
@@ -204,7 +204,7 @@ def test_a_rank_outside_the_mesh_has_nothing():
     # D2
     spec = make(mesh=MESH.at(None))
     assert (spec.local_shape, spec.local_stride, spec.local_runs) == ((0,), (1,), ((), ()))
-    assert spec.local_shape_at((1, 0)) == (4, 4) and spec.num_shards == 2
+    assert spec.local_shape_at((1, 0)) == (4, 4)
 
 
 def test_a_spec_is_printed_without_communication(fake_ranks):

@@ -9,7 +9,8 @@ Names and signatures follow torch.distributed.tensor.
 
 from typing import TYPE_CHECKING
 
-from phalanx.dtensor import _checkpoint, _composites, _fastpath, _fsdp
+from phalanx.dtensor import _checkpoint, _fastpath, _fsdp, _torch_compat
+from phalanx.dtensor import _composites as _composites  # registers kernels
 from phalanx.dtensor._api import distribute_module, distribute_tensor
 from phalanx.dtensor._factories import empty, full, linspace, logspace, ones, rand, randn, zeros
 from phalanx.dtensor._fallback import ReplicatedFallback
@@ -32,10 +33,8 @@ from phalanx.dtensor.placement_types import (
 )
 
 _StridedShard = StridedShard  # as torch calls it
-_composites.install()
-_checkpoint.allow_loading()  # as torch does with its own
 _checkpoint.register()
-_fsdp.register()  # fully_shard of torch takes DTensors of this package
+_torch_compat.when_fsdp_is_imported(_fsdp.replace)  # fully_shard of torch takes DTensors of this package
 _fastpath.load()  # if it was compiled
 
 __all__ = [

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from phalanx.dtensor import _autograd, _compile, _dispatch, _local_spec, _tensor
+from phalanx.dtensor import _autograd, _compile, _dispatch, _layout, _local_spec, _tensor
 from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
-from phalanx.dtensor._mesh import Mesh, describe, mesh_id
+from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import current_mesh, is_torch_dtensor
+from phalanx.dtensor._torch_compat import allow_in_graph, current_mesh, is_torch_dtensor, real_mesh
 from phalanx.dtensor.placement_types import Placement, Replicate
 
 _tensor.complete(_autograd, _dispatch.dispatch)
@@ -59,7 +59,7 @@ def distribute_tensor(
         >>> x.to_local()  # on rank 0
         tensor([0, 1])
     """
-    mesh = current_mesh("distribute_tensor") if device_mesh is None else _compile.real_mesh(device_mesh)
+    mesh = current_mesh("distribute_tensor") if device_mesh is None else real_mesh(device_mesh)
     if placements is None:
         placements = (Replicate(),) * mesh.ndim
     if isinstance(tensor, DTensor):
@@ -79,7 +79,9 @@ def distribute_tensor(
         )
     spec = DTensorSpec(mesh, normalize_placements(mesh, placements, tensor.ndim), tensor.shape, None, tensor.dtype)
     local = _local_spec.local_part(tensor.detach(), spec, src_data_rank)
-    return DTensor._wrap(local, _local_spec.with_stride_of(spec, local), tensor.requires_grad)
+    if coordinate_of(mesh) is not None:
+        spec = spec.replace(stride=_layout.global_stride(spec.shape, local.shape, local.stride()))
+    return DTensor._wrap(local, spec, tensor.requires_grad)
 
 
 def _same(tensor: DTensor, mesh: Mesh, placements: Sequence[Placement]) -> DTensor:
@@ -152,5 +154,5 @@ def _replicate(module: nn.Module, mesh: Mesh) -> None:
             module._buffers[key] = distribute_tensor(buffer, mesh, whole)
 
 
-_compile.in_graph(DTensor.from_local)
-_compile.in_graph(distribute_tensor)
+allow_in_graph(DTensor.from_local)
+allow_in_graph(distribute_tensor)

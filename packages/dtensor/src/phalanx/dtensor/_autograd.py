@@ -20,8 +20,8 @@ from phalanx.dtensor._mesh import Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import current_mesh, is_torch_dtensor
-from phalanx.dtensor.placement_types import Partial, Placement, Replicate, split_dim
+from phalanx.dtensor._torch_compat import current_mesh, is_torch_dtensor, real_mesh
+from phalanx.dtensor.placement_types import Partial, Placement, Replicate, split_dim, without_partial
 
 _native: Any = None  # the compiled module of _fastpath.py, which does the same where nothing is to be decided
 
@@ -34,7 +34,7 @@ def use_native(module: Any) -> None:
 
 
 def _gradient_spec(spec: DTensorSpec) -> DTensorSpec:
-    return spec.replace(placements=_local_spec.gradient_placements(spec.placements))
+    return spec.replace(placements=without_partial(spec.placements))
 
 
 def from_local(
@@ -53,7 +53,7 @@ def from_local(
         raise TypeError("from_local: the local tensor is a DTensor: use its redistribute(), or give its to_local()")
     if type(local) is not torch.Tensor and is_torch_dtensor(local):
         raise TypeError("from_local: the local tensor is a torch DTensor: convert it with from_torch(tensor)")
-    mesh = current_mesh("from_local") if mesh is None else _compile.real_mesh(mesh)
+    mesh = current_mesh("from_local") if mesh is None else real_mesh(mesh)
     if placements is None:
         placements = (Replicate(),) * mesh.ndim
     if type(placements) is list:
@@ -69,9 +69,10 @@ def from_local(
     if coordinate_of(mesh) is None:
         local = local.new_empty(0, requires_grad=local.requires_grad) if local.is_leaf else local.flatten()[:0]
     elif run_check:
-        checked = _local_spec.replicated_values(local.detach(), mesh, spec.placements)
-        local = local if checked is local or not local.requires_grad else _same_values(local, checked)
-        local = local if local.requires_grad else checked
+        replicated = [mesh_dim for mesh_dim, one in enumerate(spec.placements) if one.is_replicate()]
+        checked = _local_spec.same_values(local.detach(), mesh, replicated)
+        # As autograd sees it, the tensor with other values is still this one.
+        local = local + (checked - local.detach()) if local.requires_grad else checked
     if local.requires_grad and torch.is_grad_enabled():
         if _native is not None and grad_placements is None and not torch.compiler.is_compiling():
             made = _native.from_local(local, spec)
@@ -80,11 +81,6 @@ def from_local(
         wanted = None if grad_placements is None else _wanted("from_local", spec, grad_placements)
         return _FromLocal.apply(local, spec, wanted)  # type: ignore[no-untyped-call]
     return DTensor._wrap(local.detach() if local.requires_grad else local, spec)
-
-
-def _same_values(local: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The local tensor with the values of another, as autograd sees it."""
-    return local + (values - local.detach())
 
 
 def _wanted(who: str, spec: DTensorSpec, placements: Sequence[Placement]) -> Any:
@@ -125,7 +121,7 @@ class _FromLocal(Function):
 
 def _from_local_back(spec: DTensorSpec, grad: Any, wanted: Any = None) -> torch.Tensor:
     """The gradient of the local tensor that a DTensor of this spec was made of."""
-    placements = wanted or _local_spec.gradient_placements(spec.placements)
+    placements = wanted or without_partial(spec.placements)
     if grad._spec.placements != placements:
         # Not by `redistribute`, which refuses what a user may ask for here: terms of the gradient.
         where = (grad._spec.mesh, placements, False, grad.dtype)
@@ -166,7 +162,7 @@ class _ToLocal(Function):
 
 def _to_local_back(spec: DTensorSpec, grad: torch.Tensor, wanted: Any = None) -> Any:
     """The gradient of a DTensor of this spec, of whose local tensor it is `grad`."""
-    made = spec.replace(placements=wanted or _local_spec.gradient_placements(spec.placements), dtype=grad.dtype)
+    made = spec.replace(placements=wanted or without_partial(spec.placements), dtype=grad.dtype)
     if not grad.requires_grad:
         return DTensor._wrap(grad, made)
     return _FromLocal.apply(grad, made, None)  # type: ignore[no-untyped-call]
@@ -182,7 +178,7 @@ def redistribute(
 ) -> Any:
     """See `DTensor.redistribute`."""
     spec = tensor._spec
-    target = spec.mesh if mesh is None else _compile.real_mesh(mesh)
+    target = spec.mesh if mesh is None else real_mesh(mesh)
     if placements is None:
         raise RuntimeError(
             "redistribute: placements are needed: write redistribute(placements=[...]), one for each mesh dim"
@@ -235,7 +231,7 @@ class _Redistribute(Function):
 
 def _redistribute_back(spec: DTensorSpec, grad: Any, async_op: bool = False, dtype: torch.dtype | None = None) -> Any:
     """The gradient of a DTensor of this spec that was redistributed."""
-    placements = _local_spec.gradient_placements(spec.placements)
+    placements = without_partial(spec.placements)
     if dtype is not None and grad.dtype != dtype:
         grad = grad.to(dtype)
     if grad._spec.mesh is not spec.mesh or grad._spec.placements != placements:

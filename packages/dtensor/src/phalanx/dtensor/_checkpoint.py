@@ -16,6 +16,7 @@ from phalanx.dtensor import _api, _layout, _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import AbstractMesh, coordinate_of
 from phalanx.dtensor._redistribute.comm import wait_if_pending
+from phalanx.dtensor._redistribute.local_steps import narrowed
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import either_dtensor, when_state_dicts_are_imported
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Replicate, Shard, SizedShard, StridedShard
@@ -44,34 +45,23 @@ def write_items(fqn: str, tensor: Any) -> list[Any]:
     """The parts of a DTensor that this rank writes, under the name of the tensor in the state dict. Not collective.
 
     A WriteItem of torch.distributed.checkpoint for each box; none on a rank outside the mesh or without elements.
-
-    Raises:
-        RuntimeError: The tensor is Partial.
     """
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.metadata import MetadataIndex, TensorProperties
     from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
     properties = TensorProperties.create_from_tensor(wait_if_pending(tensor._local_tensor))
     return [
         WriteItem(
-            index=MetadataIndex(fqn, torch.Size(box.target)),
+            index=MetadataIndex(fqn, chunk.offsets),
             type=WriteItemType.SHARD,
-            tensor_data=TensorWriteData(
-                chunk=ChunkStorageMetadata(offsets=torch.Size(box.target), sizes=torch.Size(box.shape)),
-                properties=properties,
-                size=tensor.size(),
-            ),
+            tensor_data=TensorWriteData(chunk=chunk, properties=properties, size=tensor.size()),
         )
-        for box in _boxes(tensor)
+        for chunk in chunk_list(tensor)
     ]
 
 
 def chunk_list(tensor: Any) -> list[Any]:
-    """The boxes of a DTensor on this rank, as ChunkStorageMetadata of torch.distributed.checkpoint. Not collective.
-
-    Raises:
-        RuntimeError: The tensor is Partial.
-    """
+    """The boxes of a DTensor on this rank, as ChunkStorageMetadata of torch.distributed.checkpoint. Not collective."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
 
     return [ChunkStorageMetadata(offsets=torch.Size(box.target), sizes=torch.Size(box.shape)) for box in _boxes(tensor)]
@@ -81,19 +71,12 @@ def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
     """The part of the local tensor that is one of its boxes; a view, so that it can be read into. Not collective.
 
     The index is a MetadataIndex of torch.distributed.checkpoint, whose offset is that of a box.
-
-    Raises:
-        RuntimeError: The tensor is Partial.
-        ValueError: This rank has no box that begins there.
     """
     local = wait_if_pending(tensor._local_tensor)
     boxes = _boxes(tensor)
     for box in boxes:
         if index.offset is None or tuple(index.offset) == box.target:
-            for dim, (begin, size) in enumerate(zip(box.source, box.shape, strict=True)):
-                if size != local.size(dim):
-                    local = local.narrow(dim, begin, size)
-            return local
+            return narrowed(local, box)
     raise ValueError(
         f"checkpoint: this rank has no part of {index.fqn!r} at offset {tuple(index.offset or ())}; its parts are at "
         f"{[box.target for box in boxes]}: save and load with the placements that the plan was made for"
@@ -104,15 +87,17 @@ def tensor_shard(tensor: Any, index: Any) -> torch.Tensor:
 
 
 def register() -> None:
-    """Have checkpoints save and load DTensors of this package, and `get_model_state_dict` and its like gather them.
-
-    Not collective.
+    """Have checkpoints save and load DTensors of this package, `get_model_state_dict` and its like gather them, and
+    torch.load(weights_only=True) make them, as it does torch's own: none of the classes runs code of a file.
     """
     # The protocol by which torch.distributed.checkpoint knows tensors with shards.
     DTensor.__create_write_items__ = lambda tensor, fqn, _: write_items(fqn, tensor)  # type: ignore[attr-defined]
     DTensor.__create_chunk_list__ = chunk_list  # type: ignore[attr-defined]
     DTensor.__get_tensor_shard__ = tensor_shard  # type: ignore[attr-defined]
     when_state_dicts_are_imported(_replace)
+    torch.serialization.add_safe_globals(
+        [DTensor, DTensorSpec, Shard, SizedShard, StridedShard, Replicate, Partial, DeviceMesh, AbstractMesh]
+    )
 
 
 def _replace(module: Any) -> None:
@@ -143,10 +128,3 @@ def _loaded(tensor: Any, values: torch.Tensor) -> Any:
         return DTensor._wrap(part, tensor._spec.replace(dtype=values.dtype))
     tensor._local_tensor.copy_(part)
     return tensor
-
-
-def allow_loading() -> None:
-    """Let torch.load(weights_only=True) make DTensors of this package: none of the classes runs code of a file."""
-    torch.serialization.add_safe_globals(
-        [DTensor, DTensorSpec, Shard, SizedShard, StridedShard, Replicate, Partial, DeviceMesh, AbstractMesh]
-    )

@@ -5,13 +5,13 @@ local tensors, by the same Plans as outside. So a graph has the local ops and th
 and what this rank does as constants. This file has what is particular:
 
 - `Context` is what a DTensor is but for its local tensor and its sizes: graphs are guarded by it and are cached by it.
-- Functions that make DTensors of tensors go into the graph as they are called (`in_graph`).
-- A mesh that comes from the graph is a stand-in for one: `real_mesh` gives the mesh.
+- Functions that make DTensors of tensors go into the graph as they are called (`_torch_compat.allow_in_graph`).
+- A mesh that comes from the graph is a stand-in for one: `_torch_compat.real_mesh` gives the mesh.
 """
 
 import hashlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import Any, final
 
@@ -112,16 +112,6 @@ def settled(
     return torch.Size(sizes), tuple(map(_torch_compat.plain, stride))  # type: ignore[arg-type]
 
 
-def real_mesh(mesh: Any) -> Any:
-    """The mesh, where torch.compile gives a stand-in for one; what is given otherwise."""
-    return mesh if type(mesh) is DeviceMesh else _torch_compat.real_object(mesh)
-
-
 def is_traced() -> bool:
     """Whether the values of tensors are not there, since a graph is being made."""
     return _torch_compat.tracing_fake_mode() is not None
-
-
-def in_graph(function: Callable[..., Any]) -> None:
-    """Let compiled functions have calls of a function in their graph, and not look into it."""
-    _torch_compat.allow_in_graph(function)

@@ -66,10 +66,4 @@ def _check_classes(index: Any, num_classes: int = -1) -> None:
         raise RuntimeError("Class values must be smaller than num_classes.")
 
 
-_installed: list[Any] = []
-
-
-def install() -> None:
-    """From now on these functions take DTensors."""
-    if not _installed:
-        _installed.append(before_autograd(_NAMES, _replicating))
+_library = before_autograd(_NAMES, _replicating)  # from now on these functions take DTensors

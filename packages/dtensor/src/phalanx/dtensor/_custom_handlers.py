@@ -29,7 +29,7 @@ from phalanx.dtensor._random.ops import RANDOM_OPS
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import is_recorded, no_dispatch
-from phalanx.dtensor.placement_types import Replicate
+from phalanx.dtensor.placement_types import Replicate, without_partial
 
 aten = torch.ops.aten
 
@@ -50,11 +50,8 @@ def handles(*ops: Any) -> Callable[[Handler], Handler]:
 @cache
 def find(op: Any) -> Handler | None:
     """The handler of an op, or None."""
-    found = _handlers.get(op)
-    if found is not None:
-        return found
-    random: Handler | None = RANDOM_OPS.get(op)
-    return random or _foreach.find(op)
+    found: Handler | None = _handlers.get(op) or RANDOM_OPS.get(op)
+    return found or _foreach.find(op)
 
 
 def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any]) -> Handler | None:
@@ -62,12 +59,12 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
     if choice is not None and not moves:
         return None
     given = _all_distributed(values)
-    found = common.find(op, values if given is None else given)
-    if found is None:
+    function = common.find(op, values if given is None else given)
+    if function is None:
         return None
-    function = found if given is None else _distributing(found)
 
     def run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        args = args if given is None else (_all_distributed(args) or args)
         if not is_recorded():
             return function(op, args, kwargs)
         spec = next(one for one in _op_plan.flat((*args, *kwargs.values())) if isinstance(one, DTensor))._spec
@@ -75,10 +72,6 @@ def algorithm(op: Any, choice: Any, moves: Sequence[Any], values: Sequence[Any])
             return function(op, args, kwargs)
 
     return run
-
-
-def _distributing(function: Handler) -> Handler:
-    return lambda op, args, kwargs: function(op, _all_distributed(args) or args, kwargs)
 
 
 def _all_distributed(values: Sequence[Any]) -> list[Any] | None:
@@ -124,7 +117,7 @@ def _equal(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     spec: DTensorSpec = first._spec
     if coordinate_of(spec.mesh) is None:
         return True  # nothing that is here differs
-    placements = [Replicate() if one.is_partial() else one for one in spec.placements]
+    placements = without_partial(spec.placements)
     mine = [
         plan_redistribute(one._spec, spec.replace(placements=placements, dtype=one.dtype)).run(one._local_tensor)
         for one in (first, second)

@@ -163,16 +163,10 @@ def _hot_key(func: Any, args: Sequence[Any]) -> tuple[Any, ...] | None:
     return tuple(key)
 
 
-_forgetters: list[Callable[[], object]] = []
-
-
-def on_forget(call: Callable[[], object]) -> None:
-    """Have it called whenever plans are forgotten: by what keeps something of its own made of them."""
-    _forgetters.append(call)
+forget_native: Callable[[], object] = lambda: None  # noqa: E731  (what native code has made of plans)
 
 
 def forget_plans() -> None:
-    """OpPlan everything anew: for when rules have changed."""
+    """Plan everything anew: for when rules have changed."""
     _plans.clear()
-    for call in _forgetters:
-        call()
+    forget_native()

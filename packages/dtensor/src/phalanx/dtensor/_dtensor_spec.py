@@ -12,8 +12,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
-from math import prod
-from typing import Any, NamedTuple, NoReturn, final
+from typing import Any, NamedTuple, NoReturn, TypeAlias, final
 
 import torch
 from torch.types import IntLikeType
@@ -25,9 +24,14 @@ from phalanx.dtensor.placement_types import AnyPlacement, Partial, Placement, as
 
 # The reductions that only integers and bools have.
 _BITWISE = ("band", "bor", "bxor")
-_table: dict[tuple[Any, ...], "_Entry"] = {}
+_Entry: TypeAlias = "weakref.KeyedRef[tuple[Any, ...], DTensorSpec]"
+_table: dict[tuple[Any, ...], _Entry] = {}
 _lock = threading.RLock()  # reentrant: the garbage collector may call _forget anywhere
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+# What a spec has, in the order in which `_fill` gives it.
+_FIELDS = ("mesh", "placements", "shape", "stride", "dtype", "tensor_meta", "ndim", "_local_shape", "_local_runs")
 
 
 class TensorMeta(NamedTuple):
@@ -41,41 +45,18 @@ class TensorMeta(NamedTuple):
 class DTensorSpec:
     """A DTensor without its values: mesh, placements, and shape, stride and dtype of the whole tensor.
 
-    Args:
-        mesh: A torch DeviceMesh (or an AbstractMesh, where nothing communicates). Equal meshes are taken for one.
-        placements: One for each mesh dim, of this package or of torch; negative dims are made positive.
-        shape: The shape of the whole tensor.
-        stride: Its stride; contiguous if it is left out.
-        dtype: Its dtype.
-
-    Raises:
-        TypeError: An argument has the wrong type.
-        ValueError: Placements are not one for each mesh dim, stride and shape do not match, sizes of a SizedShard do
-            not add up, or a bitwise Partial has a dtype without bits.
-        IndexError: A placement splits a dim that the tensor does not have.
-        RuntimeError: A placement is unknown.
+    Equal meshes are taken for one. Placements may be torch's; negative dims are made positive. Without a stride it is
+    contiguous. What does not fit together raises a TypeError, ValueError or IndexError that says what to write; an
+    unknown placement a RuntimeError.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_local_runs",
-        "_local_shape",
-        "dtype",
-        "mesh",
-        "ndim",
-        "num_shards",
-        "placements",
-        "shape",
-        "stride",
-        "tensor_meta",
-    )
+    __slots__ = ("__weakref__", *_FIELDS)
     mesh: Mesh
     placements: tuple[AnyPlacement, ...]
     shape: torch.Size
     stride: tuple[int, ...]
     dtype: torch.dtype
     ndim: int
-    num_shards: int  # the number of different pieces of the tensor
     tensor_meta: "TensorMeta"  # shape, stride and dtype once more: torch's constructor of wrappers asks for it
     _local_shape: torch.Size | None
     _local_runs: tuple[_layout.Runs, ...] | None
@@ -178,11 +159,10 @@ class DTensorSpec:
             self.dtype if dtype is None else dtype,
         )
 
-    def __setattr__(self, name: str, value: object) -> NoReturn:
+    def __setattr__(self, name: str, *value: object) -> NoReturn:
         raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which returns a new one")
 
-    def __delattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"a DTensorSpec cannot be changed ({name!r}): use replace(), which returns a new one")
+    __delattr__ = __setattr__
 
     def __copy__(self) -> "DTensorSpec":
         return self
@@ -226,13 +206,6 @@ class _SymbolicSpec(DTensorSpec):
         return hash((mesh_id(self.mesh), self.placements, self.dtype, self.ndim))
 
 
-class _Entry(weakref.ref[DTensorSpec]):
-    """The entry of the table for a spec."""
-
-    __slots__ = ("key",)
-    key: tuple[Any, ...]
-
-
 _set = object.__setattr__
 
 
@@ -263,7 +236,7 @@ def _make(
         raise TypeError(f"DTensorSpec: shape must be a sequence of ints, not {shape!r}: write (8, 4)")
     size = _size(shape)
     symbolic = not all(type(n) is int for n in size)
-    if not symbolic and any(n < 0 for n in size):
+    if not symbolic and min(size, default=0) < 0:
         raise ValueError(f"DTensorSpec: the shape is {tuple(size)}, and no size may be negative")
     steps = _layout.contiguous_stride(size) if stride is None else tuple(stride)
     if len(steps) != len(size):
@@ -290,9 +263,7 @@ def _make(
         spec = None if entry is None else entry()
         if spec is None:
             spec = _fill(DTensorSpec, mesh, placed, size, steps, dtype)
-            entry = _Entry(spec, _forget)
-            entry.key = key
-            _table[key] = entry
+            _table[key] = weakref.KeyedRef(spec, _forget, key)
     return spec
 
 
@@ -300,29 +271,14 @@ def _fill(
     cls: type[DTensorSpec], mesh: Mesh, placements: Any, shape: Any, stride: Any, dtype: torch.dtype
 ) -> DTensorSpec:
     spec = object.__new__(cls)
-    _set(spec, "mesh", mesh)
-    _set(spec, "placements", placements)
-    _set(spec, "shape", shape)
-    _set(spec, "stride", stride)
-    _set(spec, "dtype", dtype)
-    _set(spec, "tensor_meta", TensorMeta(shape, stride, dtype))
-    _set(spec, "ndim", len(shape))
-    ranks = (n for n, placement in zip(mesh.shape, placements, strict=True) if split_dim(placement) is not None)
-    _set(spec, "num_shards", prod(ranks))
-    _set(spec, "_local_shape", None)
-    _set(spec, "_local_runs", None)
+    values = mesh, placements, shape, stride, dtype, TensorMeta(shape, stride, dtype), len(shape), None, None
+    for name, value in zip(_FIELDS, values, strict=True):
+        _set(spec, name, value)
     return spec
 
 
 def normalize_placements(mesh: Mesh, placements: Sequence[Placement], ndim: int) -> tuple[AnyPlacement, ...]:
-    """The placements of a tensor of `ndim` dims on a mesh in the form that specs keep: ours, and dims not negative.
-
-    Raises:
-        TypeError: The placements are not a sequence.
-        ValueError: They are not one for each mesh dim.
-        IndexError: One splits a dim that the tensor does not have.
-        RuntimeError: One is unknown.
-    """
+    """The placements of a tensor of `ndim` dims on a mesh in the form that specs keep: ours, and dims not negative."""
     if isinstance(placements, Placement | str) or not isinstance(placements, Sequence):
         raise TypeError(
             f"placements must be a sequence with one placement for each mesh dim, not {placements!r}: "

@@ -25,14 +25,17 @@ from phalanx.dtensor.placement_types import Placement, Replicate
 __all__ = ["empty", "full", "linspace", "logspace", "ones", "rand", "randn", "zeros"]
 
 
-def _spec(
+def _made(
     who: str,
+    fill: Callable[[torch.Tensor, DTensorSpec], object],
+    requires_grad: bool,
     size: Sequence[Any],
     dtype: torch.dtype | None,
     layout: torch.layout,
     mesh: DeviceMesh | None,
     placements: Sequence[Placement] | None,
-) -> DTensorSpec:
+) -> DTensor:
+    """The DTensor that the function `who` returns; fill(local tensor, spec) gives it its values."""
     if layout != torch.strided:
         raise ValueError(f"{who}: the layout of a DTensor is torch.strided, not {layout}: leave `layout` out")
     if mesh is None:
@@ -51,12 +54,8 @@ def _spec(
             f"{who}: the placements are {list(spec.placements)}, and this function cannot make the terms of a Partial: "
             "write Replicate(), or DTensor.from_local with each rank's term"
         )
-    return spec
-
-
-def _made(spec: DTensorSpec, requires_grad: bool, fill: Callable[[torch.Tensor], Any]) -> DTensor:
-    local = torch.empty_strided(spec.local_shape, spec.local_stride, dtype=spec.dtype, device=spec.mesh.device_type)
-    fill(local)
+    local = torch.empty_strided(spec.local_shape, spec.local_stride, dtype=dtype, device=mesh.device_type)
+    fill(local, spec)
     return DTensor._wrap(local, spec, requires_grad)
 
 
@@ -93,8 +92,7 @@ def zeros(
         >>> zeros(4, 3, device_mesh=mesh, placements=[Shard(0)]).to_local().shape  # over two ranks
         torch.Size([2, 3])
     """
-    spec = _spec("zeros", size, dtype, layout, device_mesh, placements)
-    return _made(spec, requires_grad, torch.Tensor.zero_)
+    return _made("zeros", lambda local, _: local.zero_(), requires_grad, size, dtype, layout, device_mesh, placements)
 
 
 def ones(
@@ -122,8 +120,7 @@ def ones(
         >>> ones(2, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
         tensor([1., 1.])
     """
-    spec = _spec("ones", size, dtype, layout, device_mesh, placements)
-    return _made(spec, requires_grad, lambda local: local.fill_(1))
+    return _made("ones", lambda local, _: local.fill_(1), requires_grad, size, dtype, layout, device_mesh, placements)
 
 
 def empty(
@@ -151,8 +148,7 @@ def empty(
         >>> empty(4, 3, device_mesh=mesh, placements=[Shard(1)]).shape
         torch.Size([4, 3])
     """
-    spec = _spec("empty", size, dtype, layout, device_mesh, placements)
-    return _made(spec, requires_grad, lambda local: None)
+    return _made("empty", lambda local, _: None, requires_grad, size, dtype, layout, device_mesh, placements)
 
 
 def full(
@@ -185,8 +181,9 @@ def full(
         tensor([7, 7])
     """
     dtype = torch.full((), fill_value).dtype if dtype is None else dtype
-    spec = _spec("full", size if isinstance(size, Sequence) else (size,), dtype, layout, device_mesh, placements)
-    return _made(spec, requires_grad, lambda local: local.fill_(fill_value))
+    size = size if isinstance(size, Sequence) else (size,)
+    fill = lambda local, _: local.fill_(fill_value)  # noqa: E731
+    return _made("full", fill, requires_grad, size, dtype, layout, device_mesh, placements)
 
 
 def linspace(
@@ -217,10 +214,8 @@ def linspace(
         >>> linspace(0, 1, 5, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
         tensor([0.0000, 0.2500, 0.5000, 0.7500, 1.0000])
     """
-    first, last = _number("linspace", start), _number("linspace", end)
-    whole = torch.linspace(first, last, steps, dtype=dtype)
-    spec = _spec("linspace", (steps,), whole.dtype, layout, device_mesh, placements)
-    return _made(spec, requires_grad, lambda local: local.copy_(local_part(whole, spec, None)))
+    whole = torch.linspace(_number("linspace", start), _number("linspace", end), steps, dtype=dtype)
+    return _made("linspace", _part_of(whole), requires_grad, (steps,), whole.dtype, layout, device_mesh, placements)
 
 
 def logspace(
@@ -247,10 +242,8 @@ def logspace(
         >>> logspace(0, 3, 4, 2.0, device_mesh=mesh, placements=[Shard(0)]).full_tensor()
         tensor([1., 2., 4., 8.])
     """
-    first, last = _number("logspace", start), _number("logspace", end)
-    whole = torch.logspace(first, last, steps, base, dtype=dtype)
-    spec = _spec("logspace", (steps,), whole.dtype, layout, device_mesh, placements)
-    return _made(spec, requires_grad, lambda local: local.copy_(local_part(whole, spec, None)))
+    whole = torch.logspace(_number("logspace", start), _number("logspace", end), steps, base, dtype=dtype)
+    return _made("logspace", _part_of(whole), requires_grad, (steps,), whole.dtype, layout, device_mesh, placements)
 
 
 def _number(who: str, value: Any) -> Any:
@@ -261,14 +254,20 @@ def _number(who: str, value: Any) -> Any:
     return value.item()
 
 
-def _random(distribution: Distribution, who: str, spec: DTensorSpec, requires_grad: bool) -> DTensor:
-    if not (spec.dtype.is_floating_point or (spec.dtype.is_complex and distribution.kind is Kind.NORMAL)):
-        raise RuntimeError(
-            f"{who}: random numbers of {spec.dtype} are not implemented: write dtype=torch.float32, and convert the "
-            "result"
-        )
-    key = draw_key(spec.mesh)
-    return _made(spec, requires_grad, lambda local: fill_local(local, spec, distribution, key))
+def _part_of(whole: torch.Tensor) -> Callable[[torch.Tensor, DTensorSpec], object]:
+    return lambda local, spec: local.copy_(local_part(whole, spec, None))
+
+
+def _random(who: str, kind: Kind) -> Callable[[torch.Tensor, DTensorSpec], object]:
+    def fill(local: torch.Tensor, spec: DTensorSpec) -> None:
+        if not (spec.dtype.is_floating_point or (spec.dtype.is_complex and kind is Kind.NORMAL)):
+            raise RuntimeError(
+                f"{who}: random numbers of {spec.dtype} are not implemented: write dtype=torch.float32, and convert "
+                "the result"
+            )
+        fill_local(local, spec, Distribution(kind, 0.0, 1.0), draw_key(spec.mesh))
+
+    return fill
 
 
 def rand(
@@ -301,8 +300,8 @@ def rand(
         >>> bool((0 <= x.min().full_tensor()) and (x.max().full_tensor() < 1))
         True
     """
-    spec = _spec("rand", size, dtype, layout, device_mesh, placements)
-    return _random(Distribution(Kind.UNIFORM, 0.0, 1.0), "rand", spec, requires_grad)
+    fill = _random("rand", Kind.UNIFORM)
+    return _made("rand", fill, requires_grad, size, dtype, layout, device_mesh, placements)
 
 
 def randn(
@@ -334,5 +333,5 @@ def randn(
         >>> randn(4, 3, device_mesh=mesh, placements=[Shard(0)]).to_local().shape  # over two ranks
         torch.Size([2, 3])
     """
-    spec = _spec("randn", size, dtype, layout, device_mesh, placements)
-    return _random(Distribution(Kind.NORMAL, 0.0, 1.0), "randn", spec, requires_grad)
+    fill = _random("randn", Kind.NORMAL)
+    return _made("randn", fill, requires_grad, size, dtype, layout, device_mesh, placements)

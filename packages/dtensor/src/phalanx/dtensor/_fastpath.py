@@ -21,7 +21,7 @@ _CSRC = Path(__file__).parent / "csrc"
 def _start(module: Any) -> None:
     module.open(DTensor, recipe)
     _autograd.use_native(module)
-    _dispatch.on_forget(module.forget)
+    _dispatch.forget_native = module.forget
 
 
 EXTENSION = Extension(

@@ -1,20 +1,18 @@
 """Ops on lists of tensors: foreach ops do one op for each element, fused optimizers work where parameters are."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import torch
 
 from phalanx.dtensor import _fallback, _mode
-from phalanx.dtensor._algorithms.common import check_strict, reduced
+from phalanx.dtensor._algorithms.common import Handler, check_strict, reduced
 from phalanx.dtensor._mesh import coordinate_of, mesh_id
 from phalanx.dtensor._op_plan import bound, call_bound, is_list, local_of, mixed, written_arguments
 from phalanx.dtensor._redistribute import plan_redistribute
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor.placement_types import Partial
-
-Handler = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 # Ops that do more than the same op for each element of the lists.
 _NOT_BY_ELEMENT = ("norm", "max", "powsum")

@@ -27,16 +27,12 @@ from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import describe
 from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
-from phalanx.dtensor._torch_compat import either_dtensor, joined_mesh, torch_spec, when_fsdp_is_imported
+from phalanx.dtensor._torch_compat import either_dtensor, joined_mesh, torch_spec
 from phalanx.dtensor.placement_types import Replicate, Shard, SizedShard, StridedShard, as_torch_placement, split_dim
 
 
-def register() -> None:
-    """Have fully_shard take DTensors of this package. Not collective."""
-    when_fsdp_is_imported(_replace)
-
-
-def _replace(param: Any, group: Any, collectives: Any) -> None:
+def replace(param: Any, group: Any, collectives: Any) -> None:
+    """Have fully_shard take DTensors of this package, in the modules of FSDP2 that ask for torch's."""
     wrap_theirs = param._from_local_no_grad
 
     def wrap(local: torch.Tensor, spec: Any) -> Any:
@@ -103,9 +99,6 @@ def _sharded(spec: DTensorSpec, theirs: Any, dim: int, mesh_info: Any) -> DTenso
     """The spec of the shard of a parameter of spec `spec`, where torch would give it `theirs`.
 
     FSDP shards a dim of the tensor; `mesh_info` is what it knows of its mesh.
-
-    Raises:
-        ValueError: No placements say what FSDP makes of the parameter.
     """
     meta = (spec.shape, spec.stride, spec.dtype)
     if mesh_info.is_spmd_mesh:

@@ -77,15 +77,15 @@ def recorded(sent: Sequence[Sent], dtype: torch.dtype) -> Iterator[None]:
     if graph is None or graph.node is None:
         # Also where nothing is recorded yet: torch counts effects first, and makes the graph then.
         with _torch_compat.saved_for_backward():
-            _agree_op()("", [], [], sent[0].device_type)
+            _agree_op("", [], [], sent[0].device_type)
     if graph is not None:
-        graph.node = graph.node or _torch_compat.last_node(tracer, _agree_op())
+        graph.node = graph.node or _torch_compat.last_node(tracer, _agree_op)
         where = "backward" if _torch_compat.in_backward() else "forward"
         graph.collectives += [f"{where}: {one.text} of {str(dtype).removeprefix('torch.')}" for one in sent]
         # The groups of the first mesh: the meshes of later collectives may be what differs between ranks.
         graph.groups = graph.groups or sent[0].groups
         given = (_torch_compat.compile_name(), list(graph.collectives), list(graph.groups), sent[0].device_type)
-        _torch_compat.set_arguments(graph.node, _agree_op(), given)
+        _torch_compat.set_arguments(graph.node, _agree_op, given)
     with _torch_compat.keep_collectives("phalanx"):
         yield
 
@@ -129,14 +129,10 @@ _agreed: "weakref.WeakKeyDictionary[Any, set[tuple[tuple[str, ...], int]]]" = we
 
 
 def _agree(graph: str, collectives: Sequence[str], group_names: Sequence[str], device_type: str) -> torch.Tensor:
-    """The kernel. Collective over the groups where these collectives are new to them.
+    """The kernel. Collective over the groups where these collectives are new to them; all raise if graphs differ.
 
-    Returns:
-        An empty tensor. Inductor takes an op without tensors for one without a device, and puts it before kernels that
-        it has not written yet, whose inputs it lets go too early then.
-
-    Raises:
-        RuntimeError: A rank has another graph. All ranks raise.
+    It returns an empty tensor: Inductor takes an op without tensors for one without a device, and puts it before
+    kernels that it has not written yet, whose inputs it lets go too early then.
     """
     names = tuple(group_names)
     digest = _digest(collectives)
@@ -197,10 +193,6 @@ def _agree_fake(*given: Any) -> torch.Tensor:
     return torch.empty(0, device=given[-1])
 
 
-def _agree_op() -> Any:
-    return torch.ops.phalanx_dtensor.agree_on_graph.default
-
-
 _SCHEMA = "agree_on_graph(str graph, str[] collectives, str[] group_names, str device_type) -> Tensor"
 _library = _torch_compat.op_library(
     "phalanx_dtensor",
@@ -209,4 +201,5 @@ _library = _torch_compat.op_library(
         ("neutral(Tensor local, bool one) -> Tensor", _neutral, _neutral, ()),
     ),
 )
-_torch_compat.keep_effect(_agree_op())
+_agree_op: Any = torch.ops.phalanx_dtensor.agree_on_graph.default
+_torch_compat.keep_effect(_agree_op)

@@ -52,16 +52,10 @@ def _text(bound: Bound) -> str:
 
 # ---- ops that are done by a rule -------------------------------------------------------------------------------------
 
-# The argument that is the index, and what torch raises; the dim is argument 1.
-_ALONG = {
-    "index_select": (2, IndexError),
-    "gather": (2, RuntimeError),
-    "scatter": (2, RuntimeError),
-    "scatter_add": (2, RuntimeError),
-    "scatter_reduce": (2, RuntimeError),
-    "index_add": (2, RuntimeError),
-    "index_copy": (2, IndexError),
-    "index_fill": (2, IndexError),
+# What torch raises for ops whose argument 1 is the dim, and argument 2 the index.
+_ALONG: dict[str, type[Exception]] = {
+    **dict.fromkeys(("index_select", "index_copy", "index_fill"), IndexError),
+    **dict.fromkeys(("gather", "scatter", "scatter_add", "scatter_reduce", "index_add"), RuntimeError),
 }
 _BY_LIST = ("index", "index_put", "_unsafe_index", "_unsafe_index_put")
 
@@ -75,10 +69,8 @@ def bounds_of(
 ) -> tuple[Bound, ...]:
     """The checks that a call must make of its indices, because not all ranks run a kernel that does; mostly none.
 
-    Args:
-        values: Every argument of the op's schema.
-        leaves: The tensors among them, (argument, place in it if it is a list, tensor), with `specs`.
-        used: Their specs when the op runs, and those of its results.
+    `leaves` are as `_sharding_prop.tensor_leaves` gives them, with `specs`; `used` are their specs when the op runs,
+    and those of its results.
     """
     if any(type(one) is not DTensorSpec for one in specs):  # sizes are not known while a graph is made of any
         return ()
@@ -113,10 +105,9 @@ def _bounds(name: str, values: Sequence[Any]) -> tuple[Bound, ...]:
         )
     if name not in _ALONG:
         return ()
-    argument, error = _ALONG[name]
     dim = int(values[1]) % max(1, source.ndim)
     size = int(source.shape[dim]) if source.ndim else 1
-    return (Bound(argument, None, dim, size, name == "index_fill", error),)
+    return (Bound(2, None, dim, size, name == "index_fill", _ALONG[name]),)
 
 
 def _has_empty_part(spec: DTensorSpec) -> bool:

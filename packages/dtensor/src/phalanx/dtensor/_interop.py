@@ -7,19 +7,18 @@ Both are differentiable. In the backward pass a gradient is wrapped as it is, an
 gradient of the tensor has: its own, with Replicate for Partial.
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import Function
 from torch.distributed.device_mesh import DeviceMesh
 
-from phalanx.dtensor import _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import describe
 from phalanx.dtensor._redistribute.comm import wait_if_pending
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import torch_dtensor
-from phalanx.dtensor.placement_types import as_torch_placement
+from phalanx.dtensor.placement_types import as_torch_placement, without_partial
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor as TorchDTensor
@@ -47,10 +46,8 @@ def from_torch(tensor: "TorchDTensor") -> DTensor:
             f"from_torch: a torch.distributed.tensor.DTensor is needed, not {type(tensor).__name__}: make a DTensor "
             "of a plain tensor with DTensor.from_local or distribute_tensor"
         )
-    if tensor.requires_grad and torch.is_grad_enabled():
-        made: DTensor = _FromTorch.apply(tensor)  # type: ignore[no-untyped-call]
-    else:
-        made = _ours(tensor)
+    is_recorded = tensor.requires_grad and torch.is_grad_enabled()
+    made: DTensor = _FromTorch.apply(tensor) if is_recorded else _ours(tensor)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -79,10 +76,8 @@ def to_torch(tensor: DTensor) -> "TorchDTensor":
             f"to_torch: the tensor is on an AbstractMesh {describe(tensor._spec.mesh)}, which torch does not know: "
             "make it on a DeviceMesh"
         )
-    if tensor.requires_grad and torch.is_grad_enabled():
-        made: TorchDTensor = _ToTorch.apply(tensor)  # type: ignore[no-untyped-call]
-    else:
-        made = _theirs(tensor)
+    is_recorded = tensor.requires_grad and torch.is_grad_enabled()
+    made: TorchDTensor = _ToTorch.apply(tensor) if is_recorded else _theirs(tensor)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -96,20 +91,15 @@ def _ours(tensor: Any) -> Any:
 def _theirs(tensor: Any) -> Any:
     spec: DTensorSpec = tensor._spec
     placements = [as_torch_placement(one) for one in spec.placements]
-    local = wait_if_pending(tensor._local_tensor)
+    local = wait_if_pending(tensor._local_tensor).detach()
     return torch_dtensor().from_local(
-        local.detach(),
-        cast(DeviceMesh, spec.mesh),
-        placements,
-        run_check=False,
-        shape=spec.shape,
-        stride=spec.stride,
+        local, spec.mesh, placements, run_check=False, shape=spec.shape, stride=spec.stride
     )
 
 
 def _placed(grad: Any, like: DTensorSpec) -> Any:
     """A gradient, ours or torch's, in the placements of a gradient of a tensor."""
-    wanted = _local_spec.gradient_placements(like.placements)
+    wanted = without_partial(like.placements)
     if isinstance(grad, torch_dtensor()):
         theirs = [as_torch_placement(one) for one in wanted]
         return grad if tuple(grad.placements) == tuple(theirs) else grad.redistribute(placements=theirs)

@@ -12,7 +12,8 @@ placement for each mesh dim, dims in range and not negative.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import accumulate, product
+from itertools import product
+from math import prod
 from typing import NamedTuple, TypeAlias
 
 from torch.types import IntLikeType
@@ -173,13 +174,11 @@ def global_shape(
 
 
 def check_sizes(shape: Sequence[IntLikeType], mesh_shape: Sequence[int], placements: Placements) -> None:
-    """Check that the sizes of every SizedShard are as many as ranks, and add up to what the earlier mesh dims leave.
-
-    Raises:
-        ValueError: They are or do not.
+    """Raise a ValueError unless every SizedShard has a size for each rank, and they add up to what the earlier mesh
+    dims leave.
     """
     for mesh_dim, placement in enumerate(placements):
-        if not isinstance(placement, SizedShard):
+        if type(placement) is not SizedShard:
             continue
         if len(placement.sizes) != mesh_shape[mesh_dim]:
             raise ValueError(
@@ -221,6 +220,11 @@ def overlap(source: Runs, target: Runs) -> list[tuple[int, int, int]]:
     return shared
 
 
+def shared_count(source: Sequence[Runs], target: Sequence[Runs]) -> int:
+    """The number of elements that two local tensors of one global tensor have in common."""
+    return prod(sum(length for _, _, length in overlap(a, b)) for a, b in zip(source, target, strict=True))
+
+
 def blocks(source: Sequence[Runs], target: Sequence[Runs]) -> Iterator[Block]:
     """The boxes of elements that two local tensors of one global tensor have in common, each element in one of them.
 
@@ -234,13 +238,7 @@ def blocks(source: Sequence[Runs], target: Sequence[Runs]) -> Iterator[Block]:
 
 def boxes(runs: Sequence[Runs]) -> Iterator[Block]:
     """The boxes of the whole tensor (the target) that a local tensor (the source) has, from the runs of its dims."""
-    places = [zip(accumulate((int(length) for _, length in own), initial=0), own, strict=False) for own in runs]
-    for chosen in product(*places):
-        yield Block(
-            tuple(at for at, _ in chosen),
-            tuple(int(start) for _, (start, _) in chosen),
-            tuple(int(length) for _, (_, length) in chosen),
-        )
+    return blocks(runs, [((0, sum(own[-1])),) if own else () for own in runs])  # as far as its last run goes
 
 
 # ---- strides --------------------------------------------------------------------------------------------------------

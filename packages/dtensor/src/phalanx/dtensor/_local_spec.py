@@ -1,6 +1,6 @@
 """Helpers that derive a spec from a local tensor, and a local tensor from a whole one."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -13,16 +13,11 @@ from phalanx.dtensor import _layout
 from phalanx.dtensor._dtensor_spec import DTensorSpec, normalize_placements
 from phalanx.dtensor._mesh import Mesh, coordinate_of, mesh_id
 from phalanx.dtensor._redistribute import plan_redistribute
-from phalanx.dtensor.placement_types import AnyPlacement, Partial, Placement, Replicate, SizedShard, split_dim
+from phalanx.dtensor.placement_types import Placement, Replicate, SizedShard, split_dim
 
 # Specs by what from_local was given: to look them up costs less than to work them out.
 _MOST_KEPT = 4096
 _specs: dict[tuple[Any, ...], DTensorSpec] = {}
-
-
-def gradient_placements(placements: Sequence[AnyPlacement]) -> tuple[AnyPlacement, ...]:
-    """Where a gradient is by default: as the tensor; the terms of a Partial all have the gradient of the whole."""
-    return tuple(Replicate() if type(one) is Partial else one for one in placements)
 
 
 def spec_of_local(
@@ -32,23 +27,13 @@ def spec_of_local(
     shape: Sequence[IntLikeType] | None = None,
     stride: Sequence[IntLikeType] | None = None,
 ) -> DTensorSpec:
-    """The spec of a tensor of which this rank has `local`. Not collective.
+    """The spec of a tensor of which this rank has `local`; a ValueError if that is not its part. Not collective.
 
     By default the shape of the whole is as if all ranks had as much, and its stride as the local tensor lies.
-
-    Raises:
-        ValueError: `local` is not this rank's part of a tensor of that shape.
     """
+    key: tuple[Any, ...]
     try:
-        key: tuple[Any, ...] = (
-            mesh_id(mesh),
-            tuple(placements),
-            local.shape,
-            local.stride(),
-            local.dtype,
-            shape,
-            stride,
-        )
+        key = (mesh_id(mesh), tuple(placements), local.shape, local.stride(), local.dtype, shape, stride)
         known = _specs.get(key)
     except TypeError:
         mesh_id(mesh)  # raises if it is not a mesh
@@ -82,13 +67,6 @@ def spec_of_local(
     return spec
 
 
-def with_stride_of(spec: DTensorSpec, local: torch.Tensor) -> DTensorSpec:
-    """The spec with the stride that a local tensor shows."""
-    if coordinate_of(spec.mesh) is None:
-        return spec
-    return spec.replace(shape=spec.shape, stride=_layout.global_stride(spec.shape, local.shape, local.stride()))
-
-
 def local_part(tensor: torch.Tensor, spec: DTensorSpec, source: int | None) -> torch.Tensor:
     """This rank's part of a tensor that ranks have whole, in memory of its own or (if it is all) the tensor's.
 
@@ -99,7 +77,7 @@ def local_part(tensor: torch.Tensor, spec: DTensorSpec, source: int | None) -> t
     if coordinate is None:
         return tensor.new_empty(0)
     if source is not None:
-        tensor = same_values(tensor, mesh, source)
+        tensor = same_values(tensor, mesh, range(mesh.ndim), source)
     local = plan_redistribute(spec.replace(placements=(Replicate(),) * mesh.ndim), spec).run(tensor)
     is_piece = local is not tensor and any(split_dim(one) is not None for one in spec.placements)
     # A piece must not keep the memory of the whole, nor an order of dims that an empty one alone can have: ranks agree.
@@ -108,14 +86,13 @@ def local_part(tensor: torch.Tensor, spec: DTensorSpec, source: int | None) -> t
     return local
 
 
-def same_values(tensor: torch.Tensor, mesh: Mesh, source: int) -> torch.Tensor:
-    """The tensor as the rank with coordinate `source` in every mesh dim has it. Collective over the mesh."""
+def same_values(tensor: torch.Tensor, mesh: Mesh, mesh_dims: Iterable[int], source: int = 0) -> torch.Tensor:
+    """The tensor as the rank with coordinate `source` in some mesh dims has it. Collective over these mesh dims."""
     if not isinstance(mesh, DeviceMesh) or mesh.size() == 1 or tensor.is_meta:
         return tensor
-    whole = tensor.contiguous()
-    for mesh_dim in range(mesh.ndim):
-        whole = pc.wait_tensor(pc.broadcast(whole, source, mesh.get_group(mesh_dim)))
-    return whole
+    for mesh_dim in mesh_dims:
+        tensor = pc.wait_tensor(pc.broadcast(tensor.contiguous(), source, mesh.get_group(mesh_dim)))
+    return tensor
 
 
 def check_alike(
@@ -128,10 +105,7 @@ def check_alike(
 ) -> None:
     """Compare what ranks give to `from_local`, all that a spec holds included. Collective over the mesh.
 
-    Every rank learns what all have before any raises, so that all raise.
-
-    Raises:
-        ValueError: Something differs, or some rank has no part of the tensor that it says it has.
+    Every rank learns what all have before any raises a ValueError, so that all raise it.
     """
     if not isinstance(mesh, DeviceMesh):
         return
@@ -185,13 +159,3 @@ _ADVICE = {
     "stride of the whole tensor": "give stride= of the whole tensor, or contiguous() local tensors",
     "requires_grad": "the backward pass communicates, so all ranks must record gradients, or none",
 }
-
-
-def replicated_values(local: torch.Tensor, mesh: Mesh, placements: Sequence[AnyPlacement]) -> torch.Tensor:
-    """The local tensor, with the values of the first rank on each mesh dim that replicates it. Collective."""
-    if not isinstance(mesh, DeviceMesh):
-        return local
-    for mesh_dim, placement in enumerate(placements):
-        if placement.is_replicate():
-            local = pc.wait_tensor(pc.broadcast(local.contiguous(), 0, mesh.get_group(mesh_dim)))
-    return local

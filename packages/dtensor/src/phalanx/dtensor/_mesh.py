@@ -161,11 +161,7 @@ def _groups(mesh: Mesh) -> tuple[Any, ...]:
 
 
 def mesh_id(mesh: Mesh) -> int:
-    """A number that equal meshes have in common. It stays while one of them lives, and is never used again.
-
-    Raises:
-        TypeError: The value is not a mesh.
-    """
+    """A number that equal meshes have in common. It stays while one of them lives, and is never used again."""
     known = mesh_ids.get(id(mesh))
     if known is not None:
         return known

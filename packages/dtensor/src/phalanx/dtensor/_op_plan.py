@@ -260,13 +260,7 @@ class RulePlan(OpPlan):
 
 
 def mixed(op: Any, tensor: object, advice: str) -> RuntimeError:
-    """The error of an op that gets DTensors and a tensor that is not one.
-
-    Args:
-        op: The op, or its name.
-        tensor: The tensor that is not a DTensor of this package.
-        advice: What to do if it is a plain tensor.
-    """
+    """The error of an op that gets DTensors and a tensor that is not one; the advice is for a plain tensor."""
     if is_torch_dtensor(tensor):
         return RuntimeError(
             f"{op}: a torch DTensor and a phalanx DTensor cannot be mixed in one op; convert one of them with "

@@ -24,7 +24,7 @@ from phalanx.dtensor._rules import tables as _tables  # noqa: F401  (fills the r
 from phalanx.dtensor._rules.constraints import Aligned, AllOne, EachHas, Even
 from phalanx.dtensor._rules.cost import Choice, choose, default_model
 from phalanx.dtensor._rules.local_adjustments import LocalWork, local_work
-from phalanx.dtensor._rules.registry import ArgMeta, Match, find
+from phalanx.dtensor._rules.registry import Match, find
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import bare, in_decomposition, is_torch_dtensor
 from phalanx.dtensor.placement_types import (
@@ -41,11 +41,7 @@ _WHOLE = Replicate()
 
 
 def plan(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> OpPlan:
-    """The OpPlan of a call, with at least one DTensor among its arguments.
-
-    Raises:
-        RuntimeError: DTensors and plain tensors are mixed, or DTensors are on several meshes.
-    """
+    """The OpPlan of a call, with at least one DTensor among its arguments."""
     handler = _custom_handlers.find(op)
     if handler is not None:
         return OpPlan(handler, text="handled by itself")
@@ -82,18 +78,13 @@ def tensor_leaves(values: Sequence[Any]) -> list[Leaf]:
 
 def common_mesh(op: Any, leaves: Sequence[Leaf]) -> Mesh:
     """The mesh of all DTensors among the arguments."""
-    mesh: Mesh | None = None
-    for _, _, tensor in leaves:
-        if isinstance(tensor, DTensor):
-            own = tensor._spec.mesh
-            if mesh is None:
-                mesh = own
-            elif own is not mesh and mesh_id(own) != mesh_id(mesh):
-                raise RuntimeError(
-                    f"{op}: its arguments are on two meshes, {describe(mesh)} and {describe(own)}: move one to the "
-                    "other mesh with redistribute(mesh, placements)"
-                )
-    assert mesh is not None
+    mesh, *others = (tensor._spec.mesh for _, _, tensor in leaves if isinstance(tensor, DTensor))
+    for other in others:
+        if other is not mesh and mesh_id(other) != mesh_id(mesh):
+            raise RuntimeError(
+                f"{op}: its arguments are on two meshes, {describe(mesh)} and {describe(other)}: move one to the "
+                "other mesh with redistribute(mesh, placements)"
+            )
     return mesh
 
 
@@ -121,7 +112,7 @@ def by_rule(
     op: Any, values: Sequence[Any], leaves: Sequence[Leaf], specs: Sequence[DTensorSpec], mesh: Mesh
 ) -> OpPlan | None:
     """The OpPlan that the op's rule gives, or None: it has none for this call."""
-    match = matched(op, values, specs)
+    match = find(op, values)
     if match is None:
         return None
     try:
@@ -197,18 +188,6 @@ def make_direct(op: Any, made: RulePlan, values: Sequence[Any]) -> None:
     made.call = viewed if op is VIEW else bare(op)
 
 
-def matched(op: Any, values: Sequence[Any], specs: Sequence[DTensorSpec]) -> Match | None:
-    """The rule of a call, with what it knows of its tensors."""
-    metas = iter([ArgMeta(tuple(one.shape), one.dtype) for one in specs])
-
-    def seen(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return next(metas)
-        return [seen(one) for one in value] if is_list(value) else value
-
-    return find(op, [seen(value) for value in values])
-
-
 def moves_of(
     leaves: Sequence[Leaf], specs: Sequence[DTensorSpec], choice: Choice, special: Sequence[AnyPlacement | None]
 ) -> tuple[Move, ...]:
@@ -235,12 +214,9 @@ def chosen(match: Match, specs: Sequence[DTensorSpec], mesh: Mesh) -> tuple[Choi
     if any(special):
         sources = [tuple(map(_as_shard, spec.placements, special)) for spec in specs]
         choice = choose(match, sources, model)
-        used = tuple(
-            kind if kind is not None and _is_kept(choice, index, sources) else None
-            for index, kind in enumerate(special)
-        )
+        used = tuple(kind if _is_kept(choice, index, sources) else None for index, kind in enumerate(special))
         if all(
-            (kind is None) == (keep is None) or not _cuts(choice, index)
+            (kind is None) == (keep is None) or choice.strategies[index].factor is None
             for index, (kind, keep) in enumerate(zip(special, used, strict=True))
         ):
             return choice, used
@@ -272,10 +248,6 @@ def _as_shard(placement: AnyPlacement, special: AnyPlacement | None) -> AnyPlace
     if isinstance(placement, (SizedShard, StridedShard)) and on_dim(placement, 0) == special:
         return Shard(placement.dim)
     return placement
-
-
-def _cuts(choice: Choice, mesh_dim: int) -> bool:
-    return choice.strategies[mesh_dim].factor is not None
 
 
 def _is_kept(choice: Choice, mesh_dim: int, sources: Sequence[Sequence[AnyPlacement]]) -> bool:

@@ -16,7 +16,7 @@ from phalanx.dtensor import _compile, _local_spec
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._mesh import Mesh, describe
 from phalanx.dtensor._torch_compat import disabled_torch_function, make_wrapper, tensor_data
-from phalanx.dtensor.placement_types import AnyPlacement, Placement
+from phalanx.dtensor.placement_types import AnyPlacement, Placement, without_partial
 
 _functions: Any = None  # the module that implements from_local, to_local, redistribute and full_tensor
 
@@ -155,7 +155,7 @@ class DTensor(torch.Tensor):
         """For AOTAutograd: a tangent is never Partial."""
         if not self._spec.is_partial:
             return self
-        return self.redistribute(placements=_local_spec.gradient_placements(self._spec.placements))
+        return self.redistribute(placements=without_partial(self._spec.placements))
 
     def __coerce_same_metadata_as_tangent__(self, context: _compile.Context, expected_type: type | None = None) -> Any:
         """For AOTAutograd: a tangent with the placements that were seen while tracing."""
@@ -206,10 +206,9 @@ class DTensor(torch.Tensor):
 
         Source: torch.distributed.tensor.DTensor.from_local.
         """
-        made: DTensor = _functions.from_local(
+        return _functions.from_local(  # type: ignore[no-any-return]
             local_tensor, device_mesh, placements, run_check, shape, stride, grad_placements
         )
-        return made
 
     def to_local(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """The local tensor of this rank, with the same memory. Differentiable. Not collective.
@@ -226,8 +225,7 @@ class DTensor(torch.Tensor):
 
         Source: torch.distributed.tensor.DTensor.to_local.
         """
-        made: torch.Tensor = _functions.to_local(self, grad_placements)
-        return made
+        return _functions.to_local(self, grad_placements)  # type: ignore[no-any-return]
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """The whole tensor, on every rank of the mesh. Differentiable. Collective over the mesh.
@@ -245,8 +243,7 @@ class DTensor(torch.Tensor):
 
         Source: torch.distributed.tensor.DTensor.full_tensor.
         """
-        made: torch.Tensor = _functions.full_tensor(self, grad_placements)
-        return made
+        return _functions.full_tensor(self, grad_placements)  # type: ignore[no-any-return]
 
     def redistribute(
         self,
@@ -302,11 +299,8 @@ for _name, _instead in {
 
 
 def complete(functions: Any, dispatch: Callable[..., Any]) -> None:
-    """Give the class what needs modules above this one. Called once, by `_api`.
-
-    Args:
-        functions: A module with from_local, to_local, redistribute and full_tensor.
-        dispatch: What runs an op on DTensors: `DTensor.__torch_dispatch__`.
+    """Give the class what needs modules above this one: a module with from_local, to_local, redistribute and
+    full_tensor, and what runs an op on DTensors. Called once, by `_api`.
     """
     global _functions
     _functions = functions

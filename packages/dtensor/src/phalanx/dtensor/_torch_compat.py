@@ -6,7 +6,7 @@ Each says in which versions it was read. `test_torch_compat.py` fails with a pla
 import importlib
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache, partial
 from itertools import islice
 from types import FrameType
@@ -31,12 +31,7 @@ _awaited: dict[str, list[Callable[[], object]]] = {}
 
 
 def when_imported(name: str, call: Callable[[], object]) -> None:
-    """Have a function called once after a module was imported: at once, if it is there already.
-
-    Args:
-        name: The module.
-        call: Called without arguments, before the import returns.
-    """
+    """Have a function called once before the import of a module returns: at once, if the module is there already."""
     if name in sys.modules:
         importlib.import_module(name)  # waits for another thread that is importing it
         call()
@@ -77,16 +72,13 @@ Placement: Any = getattr(_native, "Placement", None) or importlib.import_module(
 
 def torch_placement(name: str) -> Any:
     """The class of torch for Shard, StridedShard, Replicate or Partial; imports torch's placements."""
-    return getattr(importlib.import_module(_PLACEMENTS), _torch_name(name))
+    return getattr(importlib.import_module(_PLACEMENTS), "_StridedShard" if name == "StridedShard" else name)
 
 
 def placement_base(name: str) -> Any:
-    """A class to derive a placement from, until `adopt_placements` replaces it by the one of torch.
+    """A class to derive a placement from, until `adopt_placements` replaces it by the class of torch of that name.
 
     torch's own class derives from the same class in C++. Read in 2.13.
-
-    Args:
-        name: Shard, StridedShard, Replicate or Partial.
     """
     native = getattr(_native, name, None)
     if native is None:
@@ -94,46 +86,29 @@ def placement_base(name: str) -> Any:
     return type(name, (native,), {"__module__": __name__})
 
 
-def _torch_name(name: str) -> str:
-    return "_StridedShard" if name == "StridedShard" else name
-
-
 def adopt_placements(ours: Sequence[Any], members: dict[type, tuple[str, ...]]) -> None:
-    """Once torch's placements are imported, derive ours from them, and register ours with Dynamo as constants.
+    """Once torch's placements are imported, derive ours, whose last bases are from `placement_base`, from them, and let
+    Dynamo hold instances of the classes in `members` as constants, and call or read these members while it traces.
 
-    Dynamo imports torch's placements itself. Read in 2.13.
-
-    Args:
-        ours: Classes with bases from `placement_base`.
-        members: What Dynamo may call or read while it traces, for each class that is a constant.
+    Dynamo imports torch's placements itself. Subclasses of these inherit their registration; ours adds members that
+    torch's have not. Where torch has not registered its own, as in 2.11, Dynamo knows placements by `isinstance` alone,
+    and refuses classes whose metaclass is not its own: there is nothing to register. Read in 2.11 and 2.13.
     """
 
     def adopt() -> None:
-        theirs = sys.modules[_PLACEMENTS]
         for cls in ours:
-            base = getattr(theirs, _torch_name(cls.__name__))
-            if cls.__base__ is not base:
-                cls.__bases__ = (base,)
-        register_constants(members)
+            base = torch_placement(cls.__name__)
+            if cls.__bases__[-1] is not base:
+                cls.__bases__ = (*cls.__bases__[:-1], base)
+        try:
+            from torch._library.opaque_object import MemberType, is_opaque_type, register_opaque_type
+        except ImportError:
+            return
+        if is_opaque_type(Placement):
+            for cls, names in members.items():
+                register_opaque_type(cls, typ="value", members=dict.fromkeys(names, MemberType.USE_REAL))
 
     when_imported(_PLACEMENTS, adopt)
-
-
-def register_constants(members: dict[type, tuple[str, ...]]) -> None:
-    """Let Dynamo hold instances of these classes as constants, and call or read these members while it traces.
-
-    Subclasses of torch's placements inherit its registration; this adds the members that torch's have not. Where torch
-    has not registered its own, as in 2.11, Dynamo knows placements by `isinstance` alone, and refuses classes whose
-    metaclass is not its own: there is nothing to register. Read in 2.11 and 2.13.
-    """
-    try:
-        from torch._library.opaque_object import MemberType, is_opaque_type, register_opaque_type
-    except ImportError:
-        return
-    if not is_opaque_type(Placement):
-        return
-    for cls, names in members.items():
-        register_opaque_type(cls, typ="value", members=dict.fromkeys(names, MemberType.USE_REAL))
 
 
 def _make_wrapper(cls: Any, local: torch.Tensor, spec: Any, requires_grad: bool) -> Any:
@@ -208,9 +183,9 @@ def tracing_fake_mode() -> Any:
     return torch._guards.detect_fake_mode()
 
 
-def real_object(value: Any) -> Any:
-    """The object itself, where torch.compile gives what stands for one (a mesh, a process group). Read in 2.13."""
-    return value.real_obj if type(value).__name__ == "FakeScriptObject" else value
+def real_mesh(mesh: Any) -> Any:
+    """The mesh, where torch.compile gives a stand-in for one; what is given otherwise. Read in 2.13."""
+    return mesh.real_obj if type(mesh) is not DeviceMesh and type(mesh).__name__ == "FakeScriptObject" else mesh
 
 
 def decomposition(op: Any) -> Callable[..., Any] | None:
@@ -246,30 +221,19 @@ def lazy_changes_made() -> Iterator[None]:
 
     Read in 2.11 to 2.13.
     """
-    keys = (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor)
-    before = [torch._C._dispatch_tls_is_dispatch_key_excluded(key) for key in keys]
-    for key in keys:
-        torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)
-    try:
+    with ExitStack() as stack:
+        for key in (torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative, torch._C.DispatchKey.ZeroTensor):
+            stack.enter_context(torch._C._SetExcludeDispatchKeyGuard(key, False))
         yield
-    finally:
-        for key, excluded in zip(keys, before, strict=True):
-            torch._C._dispatch_tls_set_dispatch_key_excluded(key, excluded)
 
 
 def current_mesh(who: str) -> DeviceMesh:
-    """The mesh of the `with mesh:` around. Read in 2.11 to 2.13.
-
-    Raises:
-        RuntimeError: There is none.
-    """
+    """The mesh of the `with mesh:` around; a RuntimeError if there is none. Read in 2.11 to 2.13."""
     found: DeviceMesh | None = None
-    try:
+    with suppress(AttributeError, ImportError, RuntimeError):
         from torch.distributed.device_mesh import _mesh_resources
 
         found = _mesh_resources.get_current_mesh()
-    except (AttributeError, ImportError, RuntimeError):
-        pass
     if found is None:
         raise RuntimeError(f"{who}: no mesh was given: give one, or write `with mesh:` around the call")
     return found
@@ -285,24 +249,22 @@ def surely_divides(size: IntLikeType, divisor: IntLikeType) -> bool:
 
     Where a SymInt has a hint, the answer becomes a guard. Read in 2.13.
     """
-    rest = size % divisor  # type: ignore[operator]
-    return rest == 0 if type(rest) is int else _surely(rest == 0)
+    return _surely(size % divisor == 0)  # type: ignore[operator]
 
 
 def surely_equal(a: IntLikeType, b: IntLikeType) -> bool:
     """Whether two sizes are known to be equal; False where a SymInt does not say. Read in 2.13."""
-    return a == b if type(a) is int and type(b) is int else _surely(a == b)
+    return _surely(a == b)
 
 
 def known_equal(a: IntLikeType, b: IntLikeType) -> bool:
     """Whether two sizes are equal whatever their symbols are. Never a guard. Read in 2.13."""
-    return a == b if type(a) is int and type(b) is int else _known(a == b)
+    return _known(a == b)
 
 
 def known_to_divide(size: IntLikeType, divisor: IntLikeType) -> bool:
     """Whether a size is a multiple of another whatever their symbols are. Never a guard. Read in 2.13."""
-    rest = size % divisor  # type: ignore[operator]
-    return rest == 0 if type(rest) is int else _known(rest == 0)
+    return _known(size % divisor == 0)  # type: ignore[operator]
 
 
 def hint(size: IntLikeType) -> int:
@@ -340,7 +302,8 @@ def in_graph_sizes(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeT
         return size
     expression = size.node.expr  # type: ignore[union-attr]
     # The stride of a gradient may be unknown to the graph as well: torch gives it sizes only.
-    known = [one for one in known if _is_in_graph(one)]
+    tracer = graph_tracer()
+    known = [one for one in known if tracer is None or _slot_of(one, tracer) is not None]
     found = next((one for one in known if one.node.expr == expression), None)
     if found is not None:
         return found
@@ -353,21 +316,20 @@ def in_graph_sizes(size: IntLikeType, known: Sequence[torch.SymInt]) -> IntLikeT
     return plain(sympy_interp(PythonReferenceAnalysis, symbols, expression))
 
 
-def _is_in_graph(size: torch.SymInt) -> bool:
-    from torch.fx.experimental.proxy_tensor import get_proxy_slot
-
-    tracer = graph_tracer()
-    return tracer is None or get_proxy_slot(size, tracer, None) is not None
+# Only who traces has a SymInt, and what looks at one brings sympy.
 
 
 def _known(truth: Any) -> bool:
+    if type(truth) is bool:
+        return truth
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return bool(statically_known_true(truth))
 
 
 def _surely(truth: Any) -> bool:
-    # Imported here, since it brings sympy, and only who traces has a SymInt.
+    if type(truth) is bool:
+        return truth
     from torch.fx.experimental.symbolic_shapes import guard_or_false
 
     return bool(guard_or_false(truth))
@@ -387,11 +349,7 @@ def mesh_key(mesh: DeviceMesh) -> Hashable:
 
 
 def group_named(name: str) -> Any:
-    """The process group of that name in this rank. Read in 2.11 to 2.13.
-
-    Raises:
-        RuntimeError: There is none.
-    """
+    """The process group of that name in this rank; a RuntimeError if there is none. Read in 2.11 to 2.13."""
     from torch.distributed import distributed_c10d
 
     return distributed_c10d._resolve_process_group(name)  # type: ignore[attr-defined, arg-type]
@@ -400,14 +358,8 @@ def group_named(name: str) -> Any:
 def op_library(
     namespace: str, ops: Iterable[tuple[str, Callable[..., Any], Callable[..., Any], tuple[torch.Tag, ...]]]
 ) -> Any:
-    """Define ops that have no gradient. Public, but without types.
-
-    Args:
-        namespace: Where: torch.ops.<namespace>.
-        ops: The schema of each, its kernel, what it does to tensors without data, and its tags.
-
-    Returns:
-        What must be kept: the ops live as long as it.
+    """Define ops of torch.ops.<namespace> that have no gradient, each by its schema, its kernel, what it does to
+    tensors without data, and its tags. They live as long as what is returned. Public, but without types.
     """
     library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
     for schema, kernel, fake, tags in ops:
@@ -419,16 +371,10 @@ def op_library(
 
 
 def before_autograd(names: Sequence[str], around: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> Any:
-    """Have a function called for ops of aten, before torch takes them apart, where tensors have a __torch_dispatch__.
+    """Have around(what goes on with the op, args, kwargs) called for ops of aten, such as "quantile.scalar", before
+    torch takes them apart, where tensors have a __torch_dispatch__. What is returned must be kept.
 
     Such tensors have a key above that of autograd, at which torch has nothing of its own for these ops. Read in 2.13.
-
-    Args:
-        names: The ops, as "one_hot" or "quantile.scalar".
-        around: Called with (what goes on with the op, args, kwargs).
-
-    Returns:
-        What must be kept.
     """
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     key = torch._C.DispatchKey.PythonTLSSnapshot
@@ -447,13 +393,9 @@ def before_autograd(names: Sequence[str], around: Callable[[Any, tuple[Any, ...]
 
 
 def add_gradient(name: str, backward: Callable[..., Any], save: Callable[..., Any] | None, library: Any) -> None:
-    """Give an op of `op_library` a gradient. Public, but without types.
+    """Give the op "namespace::name" of a library that `op_library` returned a gradient. Public, but without types.
 
-    Args:
-        name: The op, "namespace::name".
-        backward: Called with (ctx, gradients of the results): the gradients of the arguments.
-        save: Called with (ctx, inputs, output) after the op.
-        library: What `op_library` returned.
+    save(ctx, inputs, output) is called after the op; backward(ctx, gradients of the results) gives those of the inputs.
     """
     torch.library.register_autograd(name, backward, setup_context=save, lib=library)
 
@@ -538,13 +480,19 @@ def set_arguments(node: Any, op: Any, arguments: tuple[Any, ...]) -> None:
 def graph_node_of(tensor: torch.Tensor) -> Any:
     """The node of the graph that is being made whose value a tensor has now; None if there is none. Read in 2.13."""
     from torch._subclasses.functional_tensor import FunctionalTensor
-    from torch.fx.experimental.proxy_tensor import get_proxy_slot
 
     if isinstance(tensor, FunctionalTensor):
         torch._sync(tensor)  # type: ignore[attr-defined, no-untyped-call]
         tensor = torch._from_functional_tensor(tensor.elem)
-    slot = get_proxy_slot(tensor, graph_tracer(), None)
+    slot = _slot_of(tensor, graph_tracer())
     return None if slot is None else slot.proxy.node
+
+
+def _slot_of(value: Any, tracer: Any) -> Any:
+    """What a graph that is being made has for a tensor or a size; None if it knows of none."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_slot
+
+    return get_proxy_slot(value, tracer, None)
 
 
 @contextmanager
@@ -656,10 +604,9 @@ def is_torch_dtensor(value: object) -> bool:
 def enclosing_checkpoints() -> list[tuple[Any, str]]:
     """The functions that compute again the activation checkpoints in which the caller runs, the innermost first.
 
-    Each is (object, name of the attribute of the object that holds the function). Torch keeps the function in an object
-    for each checkpoint, which no public function returns: it is found in the
-    frames that run now, and, for a checkpoint that hooks of a module have begun, behind the hooks of saved tensors.
-    Read in 2.13.
+    Each is (object, name of the attribute of the object that holds the function). No public function returns these
+    objects: they are found in the frames that run now, and, for a checkpoint that hooks of a module have begun, behind
+    the hooks of saved tensors. Read in 2.13.
     """
     found: list[tuple[Any, str]] = []
     frame: FrameType | None = sys._getframe(1)
@@ -683,12 +630,8 @@ def enclosing_checkpoints() -> list[tuple[Any, str]]:
 
 
 def keep_as_recomputed(holder: Any, tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Let a checkpoint that has recorded a tensor itself, while it computed again, have its values of that time.
-
-    Args:
-        holder: As `enclosing_checkpoints` gives it.
-        tensor: What may have been recorded.
-        values: The values, in memory that nobody writes into.
+    """Let a checkpoint of `enclosing_checkpoints` that has recorded a tensor itself, while it computed again, have its
+    values of that time, in memory that nobody writes into.
     """
     for saved in getattr(holder, "recomputed", {}).values():
         for handle, one in list(saved.items()):

@@ -16,16 +16,8 @@ def compute_local_shape_and_global_offset(
     """The shape of this rank's local tensor, and the global index of its first element. Not collective.
 
     An empty shard begins at the end of its dim. The offset says where the local tensor lies in the global one only if
-    each dim has one run of indices, which a StridedShard may split.
-
-    Args:
-        global_shape: The shape of the global tensor.
-        mesh: The mesh.
-        placements: One for each mesh dim.
-        skip_offset: Return () for the offset.
-
-    Returns:
-        (shape, offset); ((0,), ()) on a rank outside the mesh.
+    each dim has one run of indices, which a StridedShard may split; () with `skip_offset`. On a rank outside the mesh
+    the result is ((0,), ()).
 
     Source: torch.distributed.tensor._utils.compute_local_shape_and_global_offset.
     """

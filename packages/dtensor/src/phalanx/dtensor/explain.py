@@ -8,6 +8,7 @@ aten.mm.default: float32[8, 16] (tp: R), float32[16, 8] (tp: S(1)) -> float32[8,
     rule 'm k, k n -> m n ; ...'; nothing is sent
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,11 +89,7 @@ class Report:
     @property
     def collectives(self) -> dict[str, int]:
         """The number of times that this rank issued each collective, by name."""
-        found: dict[str, int] = {}
-        for record in self.records:
-            for name, _ in record.collectives:
-                found[name] = found.get(name, 0) + 1
-        return found
+        return dict(Counter(name for record in self.records for name, _ in record.collectives))
 
     @property
     def bytes_moved(self) -> int:
@@ -178,9 +175,8 @@ class _Watcher(TorchDispatchMode):  # type: ignore[no-untyped-call]
         short = str(name).rpartition(".")[2]
         if not self._open:
             self.records.append(Record("communication", "program", _PROGRAM))
-            self.records[-1].collectives.append((short, size))
-        else:
-            self._open[-1].collectives.append((short, size))
+        record = self._open[-1] if self._open else self.records[-1]
+        record.collectives.append((short, size))
 
 
 def _kind(plan: OpPlan) -> str:

@@ -59,42 +59,61 @@ __all__ = [
 REDUCE_OPS: Final = tuple(REDUCTIONS)
 
 
-def _immutable(self: object, name: str, *value: object) -> NoReturn:
-    raise AttributeError(f"{self!r} cannot be changed ({name!r}): make a new placement")
-
-
 def _set(self: object, name: str, value: object) -> None:
     # Past __setattr__, which refuses.
     object.__setattr__(self, name, value)
 
 
-# Methods of the classes below, which cannot inherit them, since their bases are exchanged. `_names` are the arguments
-# of a class, which its instances have as attributes.
+class _Value:
+    """What the classes below have in common. Their other base, the last one, is exchanged: see `adopt_placements`."""
 
+    __slots__ = ()
+    _names: ClassVar[tuple[str, ...]]  # the arguments of the class, which its instances have as attributes
+    _hash: int
 
-def _values(self: Any, placement: Any) -> tuple[Any, ...]:
-    return tuple(getattr(placement, name) for name in self._names)
+    if not TYPE_CHECKING:  # which is to look at __new__
+        __init__ = object.__init__  # does nothing: __new__ did it, once for equal values
 
+    def __eq__(self, other: object) -> bool:
+        return self is other or (type(other) is type(self).__bases__[-1] and self._values(other) == self._values(self))
 
-def _hash_of(self: Any) -> int:
-    return self._hash  # type: ignore[no-any-return]
+    def __hash__(self) -> int:
+        return self._hash
 
+    def __setattr__(self, name: str, *value: object) -> NoReturn:
+        raise AttributeError(f"{self!r} cannot be changed ({name!r}): make a new placement")
 
-def _equal(self: Any, other: Any) -> bool:
-    return self is other or (type(other) is type(self).__base__ and _values(self, other) == _values(self, self))
+    __delattr__ = __setattr__
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in self._names)})"
 
-def _reduced(self: Any) -> tuple[Any, ...]:
-    return type(self), _values(self, self)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._values(self)
 
+    def __fx_repr__(self) -> tuple[str, dict[str, type]]:
+        name = f"Phalanx{type(self).__name__}"
+        return f"{name}({', '.join(map(repr, self._values(self)))})", {name: type(self)}
 
-def _in_graph(self: Any) -> tuple[str, dict[str, type]]:
-    kind = type(self)
-    return f"Phalanx{kind.__name__}({', '.join(map(repr, _values(self, self)))})", {f"Phalanx{kind.__name__}": kind}
+    @classmethod
+    def _values(cls, placement: Any) -> tuple[Any, ...]:
+        """The values of the arguments in a placement of this class, or of torch's."""
+        return tuple(getattr(placement, name) for name in cls._names)
+
+    @classmethod
+    def _make(cls, number: int, *values: Any) -> Any:
+        """An instance with these values and this hash, that of torch's."""
+        base: Any = cls.__bases__[-1]
+        named = dict(zip(cls._names, values, strict=True))
+        made = base.__new__(cls)
+        base.__init__(made, **named)
+        for name, value in (*named.items(), ("_hash", number)):
+            _set(made, name, value)
+        return made
 
 
 @final
-class Shard(_Shard):
+class Shard(_Value, _Shard):
     """A dim of the tensor is cut into chunks over the mesh dim, as torch.chunk cuts it.
 
     The chunks have ceil(size / ranks) elements; the last ones may have fewer, or none.
@@ -104,40 +123,23 @@ class Shard(_Shard):
     """
 
     __slots__ = ("_hash", "dim")
+    _names = ("dim",)
     dim: int
-    _hash: int
     _made: ClassVar[dict[int, "Shard"]] = {}
 
     def __new__(cls, dim: SupportsIndex) -> "Shard":
         dim = operator.index(dim)
         made = cls._made.get(dim)
         if made is None:
-            made = super().__new__(cls)
-            super().__init__(made, dim)
-            _set(made, "dim", dim)
-            _set(made, "_hash", hash(dim))
-            made = cls._made.setdefault(dim, made)
+            made = cls._made.setdefault(dim, cls._make(hash(dim), dim))
         return made
-
-    def __init__(self, dim: SupportsIndex) -> None:
-        pass  # __new__ did it, once for each dim
-
-    def __repr__(self) -> str:
-        return f"Shard(dim={self.dim})"
 
     def __str__(self) -> str:
         return f"S({self.dim})"
 
-    _names: ClassVar = ("dim",)
-    __eq__ = _equal
-    __hash__ = _hash_of
-    __reduce__ = _reduced
-    __fx_repr__ = _in_graph
-    __setattr__ = __delattr__ = _immutable
-
 
 @final
-class SizedShard(Placement):
+class SizedShard(_Value, Placement):
     """A dim of the tensor is split into pieces of given sizes over the mesh dim.
 
     If several placements split one dim, the sizes are those of the piece that the earlier mesh dims leave; they must
@@ -152,12 +154,12 @@ class SizedShard(Placement):
     """
 
     __slots__ = ("_hash", "dim", "sizes")
+    _names = ("dim", "sizes")
     dim: int
     sizes: tuple[int, ...]
-    _hash: int
 
     def __init__(self, dim: SupportsIndex, sizes: Iterable[SupportsIndex]) -> None:
-        super().__init__()
+        Placement.__init__(self)
         whole = tuple(operator.index(size) for size in sizes)
         if not whole or min(whole) < 0:
             raise ValueError(
@@ -171,30 +173,17 @@ class SizedShard(Placement):
     def is_shard(self, dim: int | None = None) -> bool:
         return dim is None or dim == self.dim
 
-    def is_replicate(self) -> bool:
-        return False
-
-    def is_partial(self, reduce_op: str | None = None) -> bool:
-        return False
-
     def __eq__(self, other: object) -> bool:
         return self is other or (type(other) is SizedShard and other.dim == self.dim and other.sizes == self.sizes)
 
-    def __repr__(self) -> str:
-        return f"SizedShard(dim={self.dim}, sizes={self.sizes})"
+    __hash__ = _Value.__hash__  # a class with an __eq__ of its own inherits none
 
     def __str__(self) -> str:
         return f"S({self.dim}, {list(self.sizes)})"
 
-    _names: ClassVar = ("dim", "sizes")
-    __hash__ = _hash_of
-    __reduce__ = _reduced
-    __fx_repr__ = _in_graph
-    __setattr__ = __delattr__ = _immutable
-
 
 @final
-class StridedShard(_Strided):  # type: ignore[misc]  # a private class of torch has no type here
+class StridedShard(_Value, _Strided):  # type: ignore[misc]  # a private class of torch has no type here
     """A dim of the tensor is split into `split_factor` chunks, and each of these into chunks over the mesh dim.
 
     A rank has its chunk of each of the first chunks, one after the other. So `[StridedShard(0, n), Shard(0)]` is a dim
@@ -209,9 +198,9 @@ class StridedShard(_Strided):  # type: ignore[misc]  # a private class of torch 
     """
 
     __slots__ = ("_hash", "dim", "split_factor")
+    _names = ("dim", "split_factor")
     dim: int
     split_factor: int
-    _hash: int
     _made: ClassVar[dict[tuple[int, int], "StridedShard"]] = {}
 
     def __new__(cls, dim: SupportsIndex, split_factor: SupportsIndex) -> "StridedShard":
@@ -220,66 +209,35 @@ class StridedShard(_Strided):  # type: ignore[misc]  # a private class of torch 
         if made is None:
             if key[1] < 1:
                 raise ValueError(f"StridedShard: split_factor must be at least 1, not {key[1]}")
-            made = super().__new__(cls)
-            super().__init__(made, key[0], split_factor=key[1])
-            _set(made, "dim", key[0])
-            _set(made, "split_factor", key[1])
-            _set(made, "_hash", hash(key))
-            made = cls._made.setdefault(key, made)
+            made = cls._made.setdefault(key, cls._make(hash(key), *key))
         return made
-
-    def __init__(self, dim: SupportsIndex, split_factor: SupportsIndex) -> None:
-        pass  # __new__ did it, once for each pair
-
-    def __repr__(self) -> str:
-        return f"StridedShard(dim={self.dim}, split_factor={self.split_factor})"
 
     def __str__(self) -> str:
         return f"_S({self.dim}, {self.split_factor})"
 
-    _names: ClassVar = ("dim", "split_factor")
-    __eq__ = _equal
-    __hash__ = _hash_of
-    __reduce__ = _reduced
-    __fx_repr__ = _in_graph
-    __setattr__ = __delattr__ = _immutable
-
 
 @final
-class Replicate(_Replicate):
+class Replicate(_Value, _Replicate):
     """Every rank of the mesh dim has the same values."""
 
-    __slots__ = ()
+    __slots__ = ("_hash",)
+    _names = ()
     _made: ClassVar[list["Replicate"]] = []
 
     def __new__(cls) -> "Replicate":
         if not cls._made:
-            made = super().__new__(cls)
-            super().__init__(made)
-            cls._made.append(made)
+            cls._made.append(cls._make(-1))
         return cls._made[0]
 
-    def __init__(self) -> None:
-        pass  # __new__ did it, once
-
     def __hash__(self) -> int:
-        return -1
-
-    def __repr__(self) -> str:
-        return "Replicate()"
+        return -1  # faster than from its slot, and most placements are this one
 
     def __str__(self) -> str:
         return "R"
 
-    _names: ClassVar = ()
-    __eq__ = _equal
-    __reduce__ = _reduced
-    __fx_repr__ = _in_graph
-    __setattr__ = __delattr__ = _immutable
-
 
 @final
-class Partial(_Partial):
+class Partial(_Value, _Partial):
     """Every rank of the mesh dim has a term of the value, which is their reduction.
 
     Args:
@@ -290,8 +248,8 @@ class Partial(_Partial):
     """
 
     __slots__ = ("_hash", "reduce_op")
+    _names = ("reduce_op",)
     reduce_op: str
-    _hash: int
     _made: ClassVar[dict[str, "Partial"]] = {}
 
     def __new__(cls, reduce_op: str | None = "sum") -> "Partial":
@@ -300,15 +258,8 @@ class Partial(_Partial):
         if made is None:
             if reduce_op not in REDUCE_OPS:
                 raise ValueError(f"Partial: unknown reduce op {reduce_op!r}; expected one of {', '.join(REDUCE_OPS)}")
-            made = super().__new__(cls)
-            super().__init__(made, reduce_op)
-            _set(made, "reduce_op", reduce_op)
-            _set(made, "_hash", 1 + hash(reduce_op))
-            made = cls._made.setdefault(reduce_op, made)
+            made = cls._made.setdefault(reduce_op, cls._make(1 + hash(reduce_op), reduce_op))
         return made
-
-    def __init__(self, reduce_op: str | None = "sum") -> None:
-        pass  # __new__ did it, once for each reduction
 
     def __repr__(self) -> str:
         return f"Partial({self.reduce_op!r})"
@@ -316,20 +267,13 @@ class Partial(_Partial):
     def __str__(self) -> str:
         return f"P({self.reduce_op})"
 
-    _names: ClassVar = ("reduce_op",)
-    __eq__ = _equal
-    __hash__ = _hash_of
-    __reduce__ = _reduced
-    __fx_repr__ = _in_graph
-    __setattr__ = __delattr__ = _immutable
-
 
 # The placements of this package, and those of them that split a dim: for type checkers, and for isinstance.
 AnyShard: TypeAlias = Shard | SizedShard | StridedShard
 AnyPlacement: TypeAlias = Shard | SizedShard | StridedShard | Replicate | Partial
 
 _SHARDS: Final = frozenset((Shard, SizedShard, StridedShard))
-_OURS: Final = frozenset((*_SHARDS, Replicate, Partial))
+_OURS: Final[frozenset[type[_Value]]] = frozenset((*_SHARDS, Replicate, Partial))
 
 
 def as_placement(placement: object) -> AnyPlacement:
@@ -351,8 +295,8 @@ def as_placement(placement: object) -> AnyPlacement:
         return placement  # type: ignore[return-value]
     ours: Any
     for ours in (Shard, Replicate, Partial, StridedShard):
-        if kind is ours.__base__:
-            return ours(*_values(ours, placement))  # type: ignore[no-any-return]
+        if kind is ours.__bases__[-1]:
+            return ours(*ours._values(placement))  # type: ignore[no-any-return]
     raise RuntimeError(
         f"unknown placement {placement!r} ({kind.__module__}.{kind.__qualname__}): write Shard(dim), Replicate(), "
         "Partial(reduce_op), StridedShard(dim, split_factor) or SizedShard(dim, sizes)"
@@ -379,7 +323,7 @@ def as_torch_placement(placement: object) -> Placement:
             f"as_torch_placement: torch has no placement like {ours!r}: redistribute to Shard({ours.dim}) first"
         )
     made: Placement = _torch_compat.torch_placement(type(ours).__name__)(
-        **dict(zip(ours._names, _values(ours, ours), strict=True))
+        **dict(zip(ours._names, ours._values(ours), strict=True))
     )
     return made
 
@@ -394,19 +338,19 @@ def on_dim(placement: AnyPlacement, dim: int) -> AnyPlacement:
     if type(placement) not in _SHARDS:
         return placement
     kind: Any = type(placement)
-    return kind(dim, *_values(placement, placement)[1:])  # type: ignore[no-any-return]
+    return kind(dim, *kind._values(placement)[1:])  # type: ignore[no-any-return]
+
+
+def without_partial(placements: Iterable[AnyPlacement]) -> tuple[AnyPlacement, ...]:
+    """The placements with Replicate for Partial: after a reduction, and by default of a gradient, since the terms of a
+    Partial all have the gradient of the whole.
+    """
+    return tuple(Replicate() if type(one) is Partial else one for one in placements)
 
 
 _StridedShard = StridedShard  # as torch calls it
 
 _MEMBERS: Final = ("__eq__", "is_partial", "is_replicate", "is_shard")
 _torch_compat.adopt_placements(
-    (Shard, StridedShard, Replicate, Partial),
-    {
-        Shard: (*_MEMBERS, "dim"),
-        SizedShard: (*_MEMBERS, "dim", "sizes"),
-        StridedShard: (*_MEMBERS, "dim", "split_factor"),
-        Replicate: _MEMBERS,
-        Partial: (*_MEMBERS, "reduce_op"),
-    },
+    (Shard, StridedShard, Replicate, Partial), {cls: (*_MEMBERS, *cls._names) for cls in _OURS}
 )

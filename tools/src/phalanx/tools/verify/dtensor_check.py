@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from phalanx.dtensor import DTensor, Partial, _fallback, distribute_tensor
-from phalanx.dtensor._local_spec import gradient_placements
-from phalanx.dtensor.placement_types import Placement, Replicate
+from phalanx.dtensor.placement_types import Placement, Replicate, without_partial
 from phalanx.tools._torch_compat import Recorder
 from phalanx.tools.verify.dtensor_samples import Case, Placed, leaves_of, seed
 from phalanx.tools.verify.outcomes import CompareOutcomes, OutcomesDiffer
@@ -326,7 +325,7 @@ class Attempt:
                 raise Mismatch("no gradient is recorded")
             if cotangent is not None and isinstance(output, DTensor):
                 whole = (Replicate(),) * len(self.ranks.shape)
-                at = whole if self.turn % 2 else gradient_placements(output.placements)
+                at = whole if self.turn % 2 else without_partial(output.placements)
                 cotangent = _distributed(cotangent, output.device_mesh, at)
             given.append(cotangent)
         found = gradients(self._outputs, self._inputs, given)

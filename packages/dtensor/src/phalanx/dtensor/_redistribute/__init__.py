@@ -5,7 +5,7 @@
     local = plan.run(local)                     # collective
 
 `planner` finds the cheapest steps, `local_steps` says what one rank does in each, `comm` runs it over
-phalanx.collectives, `cross_mesh` is for two meshes, and `plan_cache` keeps the plans.
+phalanx.collectives, and `plan_cache` keeps the plans.
 """
 
 from phalanx.dtensor._redistribute.plan_cache import RedistributePlan, plan_redistribute

@@ -5,7 +5,7 @@ that may be pending; a local step waits for what it reads.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import accumulate, product
 from typing import TypeAlias
 
 import torch
@@ -18,7 +18,7 @@ from phalanx.dtensor._graph_agreement import Sent, recorded, sent_over
 from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of, describe
 from phalanx.dtensor._redistribute.local_steps import Action, Call, Local
 from phalanx.dtensor._redistribute.planner import LOCAL, Step
-from phalanx.dtensor._torch_compat import is_recorded, ranks_of_mesh
+from phalanx.dtensor._torch_compat import is_recorded, mesh_groups, ranks_of_mesh
 
 Run: TypeAlias = Callable[..., torch.Tensor]
 # Messages of a redistribution do not meet those of a user's own send and recv.
@@ -39,14 +39,7 @@ def wait_if_pending(tensor: torch.Tensor) -> torch.Tensor:
 
 def ranks_of(mesh: Mesh) -> tuple[int, ...]:
     """The global ranks of a mesh in the order of their coordinates; of an AbstractMesh, their numbers."""
-    if isinstance(mesh, AbstractMesh):
-        return tuple(range(mesh.size()))
-    return ranks_of_mesh(mesh)
-
-
-def _group(mesh: DeviceMesh, mesh_dim: int) -> dist.ProcessGroup:
-    found: dist.ProcessGroup = mesh.get_group(mesh_dim)
-    return found
+    return tuple(range(mesh.size())) if isinstance(mesh, AbstractMesh) else ranks_of_mesh(mesh)
 
 
 def order_of(mesh: Mesh, mesh_dim: int) -> tuple[int, ...]:
@@ -60,7 +53,7 @@ def order_of(mesh: Mesh, mesh_dim: int) -> tuple[int, ...]:
         return tuple(range(size))
     of = dict(zip(product(*map(range, mesh.shape)), ranks_of_mesh(mesh), strict=True))
     row = [of[(*coordinate[:mesh_dim], at, *coordinate[mesh_dim + 1 :])] for at in range(size)]
-    ranks = dist.get_process_group_ranks(_group(mesh, mesh_dim))
+    ranks = dist.get_process_group_ranks(mesh.get_group(mesh_dim))
     return tuple(row.index(rank) for rank in ranks)
 
 
@@ -74,19 +67,17 @@ def bind(call: Call, mesh: Mesh | None) -> Local:
     if call.name == "exchange":
         return _exchange(call, mesh)
     assert mesh is not None
-    name = str(_group(mesh, call.mesh_dim).group_name)
+    name = mesh_groups(mesh)[call.mesh_dim]
     dim, op, sizes = call.dim, call.op, list(call.sizes)
-    if call.name == "all_gather":
-        return lambda x: _all_gather(x, dim, name)
-    if call.name == "all_reduce":
-        return lambda x: _all_reduce(x, op, name)
-    if call.name == "reduce_scatter":
-        return lambda x: _reduce_scatter(x, op, dim, name)
-    if call.name == "all_gather_v":
-        return lambda x: _all_gather_v(x, sizes, dim, name)
-    if call.name == "reduce_scatter_v":
-        return lambda x: _reduce_scatter_v(x, op, sizes, dim, name)
-    return lambda x: _all_to_all(x, None, None, name)
+    calls: dict[str, Local] = {
+        "all_gather": lambda x: _all_gather(x, dim, name),
+        "all_reduce": lambda x: _all_reduce(x, op, name),
+        "reduce_scatter": lambda x: _reduce_scatter(x, op, dim, name),
+        "all_gather_v": lambda x: _all_gather_v(x, sizes, dim, name),
+        "reduce_scatter_v": lambda x: _reduce_scatter_v(x, op, sizes, dim, name),
+        "all_to_all": lambda x: _all_to_all(x, None, None, name),
+    }
+    return calls[call.name]
 
 
 def _refusal(call: Call, mesh: Mesh) -> Local:
@@ -105,7 +96,7 @@ def _exchange(call: Call, mesh: Mesh | None) -> Local:
     peers, sent, received = call.peers, list(call.sent), list(call.received)
     if call.mesh_dim >= 0:
         assert isinstance(mesh, DeviceMesh)
-        name = str(_group(mesh, call.mesh_dim).group_name)
+        name = mesh_groups(mesh)[call.mesh_dim]
         return lambda x: _all_to_all(x, received, sent, name)
     world = dist.group.WORLD
     assert world is not None
@@ -121,21 +112,12 @@ def _exchange(call: Call, mesh: Mesh | None) -> Local:
 
 def _messages(peers: Sequence[int], sent: Sequence[int], received: Sequence[int], name: str) -> Local:
     """An exchange of messages, in which only the ranks take part that have something for each other."""
-    me = dist.get_rank()
-    outs: list[tuple[int, int, int]] = []
-    ins: list[tuple[int, int, int]] = []
-    to = of = 0
-    own = (0, 0, 0)
-    for peer, out, into in zip(peers, sent, received, strict=True):
-        if peer == me:
-            own = (to, of, out)
-        else:
-            if out:
-                outs.append((peer, to, out))
-            if into:
-                ins.append((peer, of, into))
-        to, of = to + out, of + into
-    total = of
+    me, total = dist.get_rank(), sum(received)
+    # (rank, where what goes to it begins, how much that is, where what comes from it begins, how much that is)
+    parts = list(zip(peers, accumulate(sent, initial=0), sent, accumulate(received, initial=0), received, strict=False))
+    own = next(((to, of, n) for peer, to, n, of, _ in parts if peer == me), (0, 0, 0))
+    outs = [(peer, to, n) for peer, to, n, _, _ in parts if n and peer != me]
+    ins = [(peer, of, n) for peer, _, _, of, n in parts if n and peer != me]
     names = ["irecv"] * len(ins) + ["isend"] * len(outs)
     others = [peer for peer, _, _ in (*ins, *outs)]
     tags = [TAG] * len(names)

@@ -4,9 +4,10 @@ An Action is `after(call(before(local)))`; only the call is a collective. So a t
 Whatever can be is worked out when the Action is made.
 """
 
-from collections.abc import Callable, Sequence
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, chain, product
 from math import lcm, prod
+from operator import mul
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -14,7 +15,7 @@ from torch.types import IntLikeType
 
 from phalanx.dtensor import _layout
 from phalanx.dtensor._graph_agreement import neutral
-from phalanx.dtensor._redistribute.planner import REPLICATE, Placed, Step, reduction_path, serves
+from phalanx.dtensor._redistribute.planner import REPLICATE, Placed, Step, reduction_path
 from phalanx.dtensor._torch_compat import surely_divides
 from phalanx.dtensor.placement_types import AnyPlacement, Partial, Shard, split_dim
 
@@ -48,6 +49,10 @@ class Action(NamedTuple):
     is_view: bool = False  # whether the result is a view of the local tensor
 
 
+class Uneven(Exception):
+    """What a rank does depends on a size that is a symbol, because it is not cut into equal chunks."""
+
+
 class Place(NamedTuple):
     """Where a rank is."""
 
@@ -60,33 +65,36 @@ class Place(NamedTuple):
 
 
 def action(step: Step, place: Place) -> Action:
-    """The work of a rank in a step."""
+    """The work of a rank in a step; Uneven if it is not the same for all values of the symbols in the shape."""
     if step.collective == "relabel":
+        dims = [split_dim(step.source[at]) for at in step.mesh_dims if place.mesh_shape[at] > 1]
+        if any(dim is not None and type(place.shape[dim]) is not int for dim in dims):
+            raise Uneven
         return Action(None, None, None, keeps=True)
     if step.collective == "exchange":
         return _exchange(step, place)
     mesh_dim = step.mesh_dims[0]
     source, target = step.source[mesh_dim], step.target[mesh_dim]
     whole = (*step.source[:mesh_dim], REPLICATE, *step.source[mesh_dim + 1 :])
-    # Ints but in a graph with dynamic sizes, where only sizes that divide evenly come here.
     seen: Any = _layout.local_shape(place.shape, place.mesh_shape, whole, place.coordinate)
     if step.collective == "partial":
         assert isinstance(target, Partial)
-        return _partial(target.reduce_op, place.coordinate[mesh_dim] == 0)
+        op = target.reduce_op
+        if op in ("sum", "bxor", "product") and place.coordinate[mesh_dim] != 0:
+            return Action(lambda local: neutral(local, op == "product"), None, None)
+        return Action(None, None, None, keeps=True)
     if all(type(size) is int for size in seen) and not prod(seen) and step.collective != "slice":
         # Every rank of the group sees the same: nothing, which needs no collective.
         shape = tuple(map(int, _layout.local_shape(place.shape, place.mesh_shape, step.target, place.coordinate)))
         return Action(lambda local: local.new_empty(shape), None, None)
     if step.collective == "slice":
         return _slice(target, seen, place, mesh_dim)
-    if step.collective == "all_reduce":
-        assert isinstance(source, Partial)
-        return _all_reduce(source.reduce_op, place, mesh_dim)
-    if step.collective == "reduce_scatter":
-        assert isinstance(source, Partial)
-        return _reduce_scatter(source.reduce_op, target, seen, place, mesh_dim)
+    if isinstance(source, Partial):
+        if step.collective == "all_reduce":
+            return _all_reduce(source.reduce_op, place, mesh_dim)
+        return _along_dim("reduce_scatter", target, seen, place, mesh_dim, source.reduce_op)
     if step.collective == "all_gather":
-        return _all_gather(source, seen, place, mesh_dim)
+        return _along_dim("all_gather", source, seen, place, mesh_dim)
     return _all_to_all(step, seen, place, mesh_dim)
 
 
@@ -107,14 +115,11 @@ def _take(tensor: torch.Tensor, dim: int, runs: Sequence[tuple[int, int]]) -> to
 def _slice(target: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
     dim = split_dim(target)
     assert dim is not None
-    runs = _runs(target, seen[dim], place.mesh_shape[mesh_dim], place.coordinate[mesh_dim])
+    size, ranks = seen[dim], place.mesh_shape[mesh_dim]
+    if type(size) is not int and not _is_plain(target, size, range(ranks)):
+        raise Uneven
+    runs = _runs(target, size, ranks, place.coordinate[mesh_dim])
     return Action(lambda local: _take(local, dim, runs), None, None, is_view=len(runs) < 2)
-
-
-def _partial(op: str, first: bool) -> Action:
-    if op in ("sum", "bxor", "product") and not first:
-        return Action(lambda local: neutral(local, op == "product"), None, None)
-    return Action(None, None, None, keeps=True)
 
 
 # ---- reductions ------------------------------------------------------------------------------------------------------
@@ -135,16 +140,10 @@ def _all_reduce(op: str, place: Place, mesh_dim: int) -> Action:
     return Action(lambda x: x.unsqueeze(0), Call("all_gather", mesh_dim), multiplied)
 
 
-def _padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
-    short = size - tensor.size(dim)
-    if not short:
-        return tensor
-    shape = list(tensor.shape)
-    shape[dim] = short
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+# ---- shards ----------------------------------------------------------------------------------------------------------
 
 
-def is_plain(placement: AnyPlacement, size: IntLikeType, order: Sequence[int]) -> bool:
+def _is_plain(placement: AnyPlacement, size: IntLikeType, order: Sequence[int]) -> bool:
     """Whether the pieces of `size` elements are equal stretches one after another, in the order of the group."""
     if any(at != index for at, index in enumerate(order)) or not surely_divides(size, len(order)):
         return False
@@ -156,66 +155,58 @@ def is_plain(placement: AnyPlacement, size: IntLikeType, order: Sequence[int]) -
     return all(_runs(placement, size, len(order), at) == [(at * length, length)] for at in order)
 
 
-def _in_order(runs: Sequence[Sequence[tuple[int, int]]], order: Sequence[int]) -> tuple[int, ...] | None:
-    """The sizes of the pieces by position in the group, if they lie one after another; None if they do not."""
-    end = 0
-    for i in order:
-        if len(runs[i]) > 1 or any(start != end for start, length in runs[i] if length):
-            return None
-        end += sum(length for _, length in runs[i])
-    return tuple(sum(length for _, length in runs[i]) for i in order)
-
-
-def _reduce_scatter(op: str, target: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
-    dim, ranks, order = split_dim(target), place.mesh_shape[mesh_dim], place.orders[mesh_dim]
+def _along_dim(name: str, placement: AnyPlacement, seen: Any, place: Place, mesh_dim: int, op: str = "") -> Action:
+    """An all_gather of shards or a reduce_scatter to shards: the call alone where these lie one after another."""
+    dim, order = split_dim(placement), place.orders[mesh_dim]
     assert dim is not None
-    if is_plain(target, seen[dim], order):
-        return Action(None, Call("reduce_scatter", mesh_dim, dim=dim, op=op), None)
-    runs = [_runs(target, seen[dim], ranks, i) for i in range(ranks)]
-    in_order = _in_order(runs, order)
-    if in_order is not None:
-        return Action(None, Call("reduce_scatter_v", mesh_dim, dim=dim, op=op, sizes=in_order), None)
-    sizes = [sum(length for _, length in own) for own in runs]
-    most, own_size = max(sizes), sizes[place.coordinate[mesh_dim]]
-    after: Local | None = None
-    if own_size != most:
-        after = lambda x: x.narrow(dim, 0, own_size).contiguous()  # noqa: E731
-    return Action(
-        lambda local: torch.cat([_padded(_take(local, dim, runs[i]), dim, most) for i in order], dim),
-        Call("reduce_scatter", mesh_dim, dim=dim, op=op),
-        after,
-    )
-
-
-# ---- shards ----------------------------------------------------------------------------------------------------------
-
-
-def _all_gather(source: AnyPlacement, seen: Any, place: Place, mesh_dim: int) -> Action:
-    dim, ranks, order = split_dim(source), place.mesh_shape[mesh_dim], place.orders[mesh_dim]
-    assert dim is not None
-    if is_plain(source, seen[dim], order):
-        return Action(None, Call("all_gather", mesh_dim, dim=dim), None)
-    runs = [_runs(source, seen[dim], ranks, i) for i in range(ranks)]
-    in_order = _in_order(runs, order)
-    if in_order is not None:
-        return Action(None, Call("all_gather_v", mesh_dim, dim=dim, sizes=in_order), None)
-    most = max(sum(length for _, length in own) for own in runs)
+    if _is_plain(placement, seen[dim], order):
+        return Action(None, Call(name, mesh_dim, dim=dim, op=op), None)
+    if type(seen[dim]) is not int:
+        raise Uneven
+    runs = [_runs(placement, seen[dim], len(order), index) for index in order]  # in the order of the group
+    sizes = tuple(sum(length for _, length in own) for own in runs)
+    flat = [run for own in runs for run in own]
+    if all(start == end for (start, _), end in zip(flat, _ends(flat), strict=False)):
+        return Action(None, Call(f"{name}_v", mesh_dim, dim=dim, op=op, sizes=sizes), None)
+    most = max(sizes)
+    if name == "reduce_scatter":
+        size = sizes[order.index(place.coordinate[mesh_dim])]
+        after: Local | None = None
+        if size != most:
+            after = lambda x: x.narrow(dim, 0, size).contiguous()  # noqa: E731
+        return Action(
+            lambda local: torch.cat([_padded(_take(local, dim, own), dim, most) for own in runs], dim),
+            Call(name, mesh_dim, dim=dim, op=op),
+            after,
+        )
     # (where it begins in the whole, which part of the group it is in, where there, length), in the order of the whole
-    found: list[tuple[int, int, int, int]] = []
-    for part, i in enumerate(order):
-        at = 0
-        for start, length in runs[i]:
-            found.append((start, part, at, length))
-            at += length
-    found.sort()
-    shape = [ranks, *seen]
+    found = sorted(
+        (start, part, at, length)
+        for part, own in enumerate(runs)
+        for (start, length), at in zip(own, _ends(own), strict=False)
+    )
+    shape = [len(order), *seen]
     shape[dim + 1] = most
 
     def joined(gathered: torch.Tensor) -> torch.Tensor:
         parts = gathered.view(shape).unbind()
         return torch.cat([parts[part].narrow(dim, at, length) for _, part, at, length in found], dim)
 
-    return Action(lambda local: _padded(local, dim, most), Call("all_gather", mesh_dim), joined)
+    return Action(lambda local: _padded(local, dim, most), Call(name, mesh_dim), joined)
+
+
+def _ends(runs: Sequence[tuple[int, int]]) -> Iterator[int]:
+    """How many elements there are before each of these runs, and in all."""
+    return accumulate((length for _, length in runs), initial=0)
+
+
+def _padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    short = size - tensor.size(dim)
+    if not short:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = short
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 
 
 def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:
@@ -224,7 +215,7 @@ def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:
     a, b = split_dim(source), split_dim(target)
     assert a is not None
     assert b is not None
-    if a == b or not (is_plain(source, seen[a], order) and is_plain(target, seen[b], order)):
+    if a == b or not (_is_plain(source, seen[a], order) and _is_plain(target, seen[b], order)):
         return _exchange(step, place)
     shape = list(seen)  # of what goes from one rank to another
     shape[a] //= ranks
@@ -250,13 +241,60 @@ def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:
 # ---- any shards ------------------------------------------------------------------------------------------------------
 
 
-def units(
-    shape: Sequence[IntLikeType], mesh_shape: Sequence[int], source: Placed, target: Placed
-) -> tuple[int, ...] | None:
+class Side:
+    """A mesh, whose ranks have numbers in the order of its coordinates, and what is where on it; none is Partial."""
+
+    def __init__(self, shape: Sequence[int], mesh_shape: Sequence[int], ranks: Sequence[int], placed: Placed) -> None:
+        self.shape, self.mesh_shape, self.placed = tuple(shape), tuple(mesh_shape), placed
+        self.coordinates = dict(zip(ranks, product(*map(range, mesh_shape)), strict=True))
+
+    def runs(self, coordinate: Sequence[int]) -> tuple[_layout.Runs, ...]:
+        """The part of the rank at a coordinate."""
+        return _layout.local_runs(self.shape, self.mesh_shape, self.placed, coordinate)
+
+    def serves(self, sender: Sequence[int], receiver: int, number: int) -> bool:
+        """Whether the rank at a coordinate sends to another rank: of several that have the same, one does.
+
+        If the receiver is in the mesh, it takes what it can from itself; others share the work among them by their
+        number, the position in the other mesh.
+        """
+        near = self.coordinates.get(receiver)
+        return all(
+            split_dim(placement) is not None or index == (number % size if near is None else near[at])
+            for at, (placement, size, index) in enumerate(zip(self.placed, self.mesh_shape, sender, strict=True))
+        )
+
+    def bytes_sent(self, target: "Side", itemsize: int) -> float:
+        """Bytes that a rank sends to others, on average, when the tensor moves to another mesh."""
+        total = 0
+        for number, (receiver, coordinate) in enumerate(target.coordinates.items()):
+            want = target.runs(coordinate)
+            for sender, at in self.coordinates.items():
+                if sender != receiver and self.serves(at, receiver, number):
+                    total += _layout.shared_count(self.runs(at), want)
+        return total * itemsize / len(self.coordinates)
+
+
+def _exchange(step: Step, place: Place) -> Action:
+    counts = _units(place.shape, place.mesh_shape, step.source, step.target)
+    # The sizes of the units, where not all are 1.
+    scale = [1 if type(size) is int else size // count for size, count in zip(place.shape, counts, strict=True)]
+    source, target = (Side(counts, place.mesh_shape, place.numbers, placed) for placed in (step.source, step.target))
+    me = next(rank for rank, at in source.coordinates.items() if at == place.coordinate)
+    fixed = [at for at in range(len(place.mesh_shape)) if at not in step.mesh_dims]
+    peers = [
+        rank
+        for rank, coordinate in sorted(source.coordinates.items())
+        if all(coordinate[at] == place.coordinate[at] for at in fixed)
+    ]
+    return exchange(source, target, me, peers, step.mesh_dims[0] if len(step.mesh_dims) == 1 else -1, scale)
+
+
+def _units(shape: Sequence[IntLikeType], mesh_shape: Sequence[int], source: Placed, target: Placed) -> list[int]:
     """How many units of equal size each dim has, such that no piece on either side ends within one.
 
     An int counts as so many units of 1. A SymInt that is not cut is one unit, and one that is cut evenly as many as
-    there are pieces, so that what goes where is known for all sizes. None: it is not, since a SymInt is cut otherwise.
+    there are pieces, so that what goes where is known for all sizes.
     """
     found: list[int] = []
     for dim, size in enumerate(shape):
@@ -269,70 +307,63 @@ def units(
         ]
         count = lcm(*(prod(ranks for _, ranks in own) for own in cuts))
         if any(type(one) is not Shard for own in cuts for one, _ in own) or not surely_divides(size, count):
-            return None
+            raise Uneven
         found.append(count)
-    return tuple(found)
+    return found
 
 
-def _exchange(step: Step, place: Place) -> Action:
-    ranks = list(product(*map(range, place.mesh_shape)))
-    me = place.coordinate
-    of = dict(zip(ranks, place.numbers, strict=True))
-    counts = units(place.shape, place.mesh_shape, step.source, step.target)
-    assert counts is not None
-    # The sizes of the units, where not all are 1.
-    scale: list[Any] = [
-        1 if type(size) is int else size // count for size, count in zip(place.shape, counts, strict=True)
-    ]
+def narrowed(local: torch.Tensor, box: _layout.Block) -> torch.Tensor:
+    """The view of a box of a local tensor."""
+    for dim, (begin, length) in enumerate(zip(box.source, box.shape, strict=True)):
+        if length != local.size(dim):
+            local = local.narrow(dim, begin, length)
+    return local
 
-    def runs(placed: Placed, rank: Sequence[int]) -> tuple[_layout.Runs, ...]:
-        return _layout.local_runs(counts, place.mesh_shape, placed, rank)
 
-    def scaled(numbers: Sequence[int]) -> tuple[Any, ...]:
-        return tuple(number * unit for number, unit in zip(numbers, scale, strict=True))
+def exchange(
+    source: Side, target: Side, me: int, ranks: Sequence[int], mesh_dim: int = -1, scale: Sequence[Any] = ()
+) -> Action:
+    """The work of a rank that sends each of `ranks` what that one needs of its part of the source, and puts what comes
+    into its part of the target. It is in one of the meshes, or in both.
 
-    def boxes(have: Sequence[_layout.Runs], want: Sequence[_layout.Runs]) -> Boxes:
+    The ranks ascend; they are those of a mesh dim, or -1. What the sides count are units of the sizes `scale`, or of 1.
+    """
+
+    def scaled(numbers: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(map(mul, numbers, scale)) if scale else tuple(map(int, numbers))
+
+    def boxes_of(have: Sequence[_layout.Runs], want: Sequence[_layout.Runs]) -> Boxes:
         return [_layout.Block(*map(scaled, box)) for box in _layout.blocks(have, want)]
 
-    peers = [
-        rank for rank in ranks if all(at in step.mesh_dims or rank[at] == me[at] for at in range(len(place.mesh_shape)))
-    ]
-    peers.sort(key=lambda rank: of[rank])
-    have, want = runs(step.source, me), runs(step.target, me)
-    sends = [boxes(have, runs(step.target, peer)) if serves(step.source, me, peer) else [] for peer in peers]
-    comes = [boxes(runs(step.source, peer), want) if serves(step.source, peer, me) else [] for peer in peers]
-    shape = scaled(tuple(map(int, _layout.local_shape(counts, place.mesh_shape, step.target, me))))
-    mesh_dim = step.mesh_dims[0] if len(step.mesh_dims) == 1 else -1
-    return exchanging(tuple(of[peer] for peer in peers), sends, comes, shape, mesh_dim)
-
-
-def exchanging(
-    peers: tuple[int, ...], sends: Sequence[Boxes], comes: Sequence[Boxes], shape: tuple[int, ...], mesh_dim: int
-) -> Action:
-    """The Action that sends boxes of the local tensor to each peer, and puts those that come into a new one.
-
-    Peers are numbers of ranks, ascending; -1 for the mesh dim if they are those of no mesh dim.
-    """
-    boxes = [(box.source, box.shape) for own in sends for box in own]
+    numbers = {rank: number for number, rank in enumerate(target.coordinates)}
+    sends: list[Boxes] = [[] for _ in ranks]
+    comes: list[Boxes] = [[] for _ in ranks]
+    shape: tuple[Any, ...] = (0,)
+    here, there = source.coordinates.get(me), target.coordinates.get(me)
+    if here is not None:
+        have = source.runs(here)
+        for own, rank in zip(sends, ranks, strict=True):
+            if rank in numbers and source.serves(here, rank, numbers[rank]):
+                own += boxes_of(have, target.runs(target.coordinates[rank]))
+    if there is not None:
+        want = target.runs(there)
+        for own, rank in zip(comes, ranks, strict=True):
+            at = source.coordinates.get(rank)
+            if at is not None and source.serves(at, me, numbers[me]):
+                own += boxes_of(source.runs(at), want)
+        shape = scaled(_layout.local_shape(target.shape, target.mesh_shape, target.placed, there))
+    boxes = list(chain.from_iterable(sends))
     places: list[tuple[int, int, Any, tuple[int, ...]]] = []
-    at = 0
-    for own in comes:
-        for box in own:
-            count = prod(box.shape)
-            where = tuple(slice(start, start + size) for start, size in zip(box.target, box.shape, strict=True))
-            places.append((at, count, where, box.shape))
-            at += count
+    begin = 0
+    for box in chain.from_iterable(comes):
+        where = tuple(slice(start, start + size) for start, size in zip(box.target, box.shape, strict=True))
+        places.append((begin, prod(box.shape), where, box.shape))
+        begin += prod(box.shape)
 
     def packed(local: torch.Tensor) -> torch.Tensor:
         if not boxes:
             return local.new_empty(0)
-        parts = []
-        for start, size in boxes:
-            part = local
-            for dim, (begin, length) in enumerate(zip(start, size, strict=True)):
-                if length != part.size(dim):
-                    part = part.narrow(dim, begin, length)
-            parts.append(part.reshape(-1))
+        parts = [narrowed(local, box).reshape(-1) for box in boxes]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def unpacked(flat: torch.Tensor) -> torch.Tensor:
@@ -347,4 +378,4 @@ def exchanging(
         return sum(prod(box.shape) for box in own)
 
     sent, received = tuple(map(total, sends)), tuple(map(total, comes))
-    return Action(packed, Call("exchange", mesh_dim, peers=peers, sent=sent, received=received), unpacked)
+    return Action(packed, Call("exchange", mesh_dim, peers=tuple(ranks), sent=sent, received=received), unpacked)

@@ -1,20 +1,20 @@
 """Plans from one spec to another, ready to run on this rank, and the cache of them."""
 
+from contextlib import suppress
+
 import torch
 import torch.distributed as dist
 
 import phalanx.collectives as pc
-from phalanx.dtensor import _layout
 from phalanx.dtensor._dtensor_spec import DTensorSpec
 from phalanx.dtensor._graph_agreement import Sent
 from phalanx.dtensor._mesh import AbstractMesh, Mesh, coordinate_of, describe, mesh_id
 from phalanx.dtensor._redistribute.comm import Run, chain, order_of, outside, ranks_of, sent_of
-from phalanx.dtensor._redistribute.cross_mesh import Side, crossing, crossing_bytes
-from phalanx.dtensor._redistribute.local_steps import Action, Place, action, is_plain, units
-from phalanx.dtensor._redistribute.planner import LOCAL, REPLICATE, Planner, Step
+from phalanx.dtensor._redistribute.local_steps import Action, Place, Side, Uneven, action, exchange
+from phalanx.dtensor._redistribute.planner import LOCAL, Planner, Step
 from phalanx.dtensor._rules.cost import default_model
 from phalanx.dtensor._torch_compat import hint, surely_equal
-from phalanx.dtensor.placement_types import Partial, Shard, on_dim, split_dim
+from phalanx.dtensor.placement_types import on_dim, split_dim, without_partial
 
 # Plans that are kept; when there are more, the older half goes.
 _MOST_KEPT = 4096
@@ -58,10 +58,7 @@ class RedistributePlan:
 def plan_redistribute(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     """The cheapest way from one spec to another, whose mesh may be another one. Not collective; the same on every rank.
 
-    The plan is kept for the next call.
-
-    Raises:
-        ValueError: Shapes or dtypes differ, or a Partial cannot be reduced.
+    The plan is kept for the next call. A ValueError: shapes or dtypes differ, or a Partial cannot be reduced.
     """
     found = _kept.get((source, target))
     return found if found is not None else _make(source, target)
@@ -97,9 +94,7 @@ def _in_memory_order(source: DTensorSpec, target: DTensorSpec, order: list[int])
     place = {dim: number for number, dim in enumerate(order)}
 
     def turned(spec: DTensorSpec) -> DTensorSpec:
-        placements = tuple(
-            one if dim is None else on_dim(one, place[dim]) for one in spec.placements for dim in (split_dim(one),)
-        )
+        placements = [one if (dim := split_dim(one)) is None else on_dim(one, place[dim]) for one in spec.placements]
         return DTensorSpec(spec.mesh, placements, torch.Size([spec.shape[dim] for dim in order]), None, spec.dtype)
 
     inner = plan_redistribute(turned(source), turned(target)).run
@@ -120,7 +115,7 @@ def _make_symbolic(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan
     """
     if _on_one_mesh(source, target):
         steps = _planner(source).plan(source.placements, target.placements)
-        if all(_scales(source, step) for step in steps):
+        with suppress(Uneven):
             return RedistributePlan(source, target, steps, _runner(source, steps))
     # The result of int() becomes a guard.
     fixed = [
@@ -133,38 +128,6 @@ def _make_symbolic(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan
 
 def _on_one_mesh(source: DTensorSpec, target: DTensorSpec) -> bool:
     return source.mesh is target.mesh or mesh_id(source.mesh) == mesh_id(target.mesh)
-
-
-def _scales(spec: DTensorSpec, step: Step) -> bool:
-    """Whether a step is the same whatever the sizes are that are symbols."""
-    mesh, coordinate = spec.mesh, coordinate_of(spec.mesh)
-    if coordinate is None or step.collective in ("all_reduce", "partial"):
-        return True
-    if step.collective == "exchange":
-        return units(spec.shape, mesh.shape, step.source, step.target) is not None
-    cut = [
-        (at, one, dim)
-        for placed in (step.source, step.target)
-        for at, one in enumerate(placed)
-        for dim in (split_dim(one),)
-        if dim is not None and type(spec.shape[dim]) is not int
-    ]
-    if step.collective == "relabel":
-        return all(mesh.shape[at] == 1 for at, _, _ in cut)
-    mesh_dim = step.mesh_dims[0]
-    order = tuple(range(mesh.shape[mesh_dim])) if step.collective == "slice" else order_of(mesh, mesh_dim)
-    whole = (*step.source[:mesh_dim], REPLICATE, *step.source[mesh_dim + 1 :])
-    seen = _layout.local_shape(spec.shape, mesh.shape, whole, coordinate)
-    if not all(type(one) is Shard and is_plain(one, seen[dim], order) for at, one, dim in cut if at == mesh_dim):
-        return False
-    if step.collective != "all_to_all":
-        return True
-    ends = [(one, split_dim(one)) for one in (step.source[mesh_dim], step.target[mesh_dim])]
-    if len({dim for _, dim in ends}) == 2 and all(
-        dim is not None and is_plain(one, seen[dim], order) for one, dim in ends
-    ):
-        return True
-    return units(spec.shape, mesh.shape, step.source, step.target) is not None  # then it is done as an exchange
 
 
 def _planner(spec: DTensorSpec) -> Planner:
@@ -201,13 +164,13 @@ def _across(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
                 f"redistribute: from mesh {describe(source.mesh)} to mesh {describe(target.mesh)}: an AbstractMesh has "
                 "no ranks, so nothing can be sent to or from it: give both tensors a DeviceMesh"
             )
-    given = source.replace([REPLICATE if type(one) is Partial else one for one in source.placements])
-    wanted = target.replace([REPLICATE if type(one) is Partial else one for one in target.placements])
+    given = source.replace(without_partial(source.placements))
+    wanted = target.replace(without_partial(target.placements))
     first = _planner(source).plan(source.placements, given.placements)
     last = _planner(target).plan(wanted.placements, target.placements)
     here = Side(source.shape, source.mesh.shape, ranks_of(source.mesh), given.placements)
     there = Side(target.shape, target.mesh.shape, ranks_of(target.mesh), wanted.placements)
-    sent = crossing_bytes(here, there, source.dtype.itemsize)
+    sent = here.bytes_sent(there, source.dtype.itemsize)
     model = default_model((1,))
     cost = model.mesh[0].latency_us * 1.5 + sent / model.mesh[0].bytes_per_us
     middle = Step("move", (), given.placements, wanted.placements, round(sent), cost)
@@ -215,7 +178,7 @@ def _across(source: DTensorSpec, target: DTensorSpec) -> RedistributePlan:
     ranks = {*here.coordinates, *there.coordinates}
     actions = _actions(source, first)
     if me in ranks:
-        actions.append((crossing(here, there, me), None))
+        actions.append((exchange(here, there, me, sorted(ranks)), None))
     actions += _actions(target, last)
     shown = *sent_of(source.mesh, first), Sent("move between meshes", (), "cpu"), *sent_of(target.mesh, last)
     run = chain(actions, shown) if me in ranks else _bystander(len(ranks))

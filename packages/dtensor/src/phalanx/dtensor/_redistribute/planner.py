@@ -67,14 +67,10 @@ class Step:
 
 
 def reduction_path(op: str, dtype: torch.dtype) -> str:
-    """How a reduction of a dtype is done.
+    """How a reduction of a dtype is done; a ValueError if it has no meaning.
 
-    Returns:
-        "direct": by the collective. "float32": of 8-bit floats, which are reduced as float32 and rounded once.
-        "gather": of a product of complex numbers, which the collective lacks: all terms go to all ranks.
-
-    Raises:
-        ValueError: It has no meaning.
+    "direct": by the collective. "float32": of 8-bit floats, which are reduced as float32 and rounded once. "gather": of
+    a product of complex numbers, which the collective lacks: all terms go to all ranks.
     """
     if dtype.is_complex and op in ("min", "max"):
         raise ValueError(
@@ -124,14 +120,11 @@ class Planner:
                 sizes = {int(n) for size in sizes for n in _layout.piece_sizes(size, other, ranks)}  # type: ignore[arg-type]
         return sorted(sizes)
 
-    def _seen_bytes(self, placed: Placed, mesh_dim: int) -> float:
-        """Bytes of the tensor that a mesh dim sees, on average: the others have cut it."""
-        cut = prod(
-            ranks
-            for at, (other, ranks) in enumerate(zip(placed, self.mesh_shape, strict=True))
-            if at != mesh_dim and split_dim(other) is not None
+    def _local_bytes(self, placed: Placed) -> float:
+        """Bytes of a local tensor, on average."""
+        return self.whole_bytes / prod(
+            ranks for one, ranks in zip(placed, self.mesh_shape, strict=True) if split_dim(one) is not None
         )
-        return self.whole_bytes / cut
 
     def _waste(self, placed: Placed, mesh_dim: int, placement: AnyPlacement) -> float:
         """How many times longer it takes than with equal pieces, because the longest decides."""
@@ -184,7 +177,8 @@ class Planner:
             return None
         if new is not None and not (self.is_innermost(placed, mesh_dim, new) and self.fits(after)):
             return None
-        seen = self._seen_bytes(placed, mesh_dim)
+        # Bytes of the tensor that the mesh dim sees, on average: the others have cut it.
+        seen = self._local_bytes((*placed[:mesh_dim], REPLICATE, *placed[mesh_dim + 1 :]))
         sent = (ranks - 1) / ranks * seen
         copied, slow = 0.0, 1.0  # slow: how many times more than the average the busiest rank sends
         if type(source) is Replicate:
@@ -228,21 +222,16 @@ class Planner:
         sent, most, dims = self._traffic(placed, after)
         if not dims or not self.fits(after):
             return None
-        local = sum(
-            self.whole_bytes
-            / prod(n for one, n in zip(own, self.mesh_shape, strict=True) if split_dim(one) is not None)
-            for own in (placed, after)
-        )
         models = [self.model.mesh[mesh_dim] for mesh_dim in dims]
         # The group is larger than that of a mesh dim, and everything is packed and unpacked.
         cost = sum(one.latency_us for one in models) / len(models) * 1.25 + most / min(m.bytes_per_us for m in models)
-        return Step("exchange", dims, placed, after, round(sent), cost + local / self.model.copy_bytes_per_us)
+        cost += (self._local_bytes(placed) + self._local_bytes(after)) / self.model.copy_bytes_per_us
+        return Step("exchange", dims, placed, after, round(sent), cost)
 
     def _traffic(self, placed: Placed, after: Placed) -> tuple[float, float, tuple[int, ...]]:
         """(bytes that a rank sends in an exchange on average, and at most, the mesh dims over which any are sent)."""
         if prod(self.mesh_shape) > _MOST_COUNTED:
-            kept = prod(n for one, n in zip(after, self.mesh_shape, strict=True) if split_dim(one) is not None)
-            sent = self.whole_bytes / kept
+            sent = self._local_bytes(after)
             return sent, sent, exchange_dims(placed, after, self.mesh_shape)
         ranks = list(product(*map(range, self.mesh_shape)))
         source = [_layout.local_runs(self.shape, self.mesh_shape, placed, rank) for rank in ranks]
@@ -253,9 +242,7 @@ class Planner:
             totals.append(0)
             for receiver, want in zip(ranks, target, strict=True):
                 if sender != receiver and serves(placed, sender, receiver):
-                    shared = prod(
-                        sum(length for _, _, length in _layout.overlap(a, b)) for a, b in zip(have, want, strict=True)
-                    )
+                    shared = _layout.shared_count(have, want)
                     if shared:
                         totals[-1] += shared
                         dims.update(at for at, (a, b) in enumerate(zip(sender, receiver, strict=True)) if a != b)
