@@ -132,7 +132,7 @@ phx_status Backend::put_on(const c10::Stream &stream, phx_group *group, phx_opti
   return call(group, &options, nullptr);
 }
 
-C10dWork Backend::issue(const Plan &plan, Buffers buffers, Issue call, double scale) {
+C10dWork Backend::issue(const Plan &plan, Buffers &&buffers, Issue call, double scale) {
   const at::Device device = device_of(buffers, plan.what());
   core_was_called_ = true;
   const Milliseconds timeout = limit_of_work(plan.timeout);
@@ -177,11 +177,10 @@ void Backend::fail(const Plan &plan, phx_status status) {
   throw_status(status, text);
 }
 
-Recording Backend::record(const Plan &plan, at::TensorList inputs, at::TensorList outputs, int64_t rank,
-                          const std::vector<int64_t> &in_splits, const std::vector<int64_t> &out_splits) const {
-  if (!is_recorded()) return {};
-  Comms comms{plan.shown, inputs.vec(), outputs.vec(), numel_of(inputs), numel_of(outputs),
-              plan.async, rank,         in_splits,     out_splits,       plan.message};
+Recording Backend::recording(const Plan &plan, at::TensorList inputs, at::TensorList outputs, int64_t rank,
+                             at::IntArrayRef in_splits, at::IntArrayRef out_splits) const {
+  Comms comms{plan.shown, inputs.vec(), outputs.vec(),   numel_of(inputs), numel_of(outputs),
+              plan.async, rank,         in_splits.vec(), out_splits.vec(), plan.message};
   // Other ranks than the root have no list.
   if (plan.type == OpType::GATHER) comms.out_count = comms.in_count * size_;
   if (plan.type == OpType::SCATTER) comms.in_count = comms.out_count * size_;

@@ -28,8 +28,8 @@ using TensorLists = std::vector<Tensors>;
 using C10dWork = c10::intrusive_ptr<c10d::Work>;
 
 inline bool on_gpu(const at::Tensor &tensor) { return tensor.defined() && tensor.is_cuda(); }
-template <class Item>
-bool on_gpu(const std::vector<Item> &list) {
+template <class List>
+bool on_gpu(const List &list) {
   return std::any_of(list.begin(), list.end(), [](const auto &item) { return on_gpu(item); });
 }
 
@@ -142,11 +142,12 @@ class Backend final : public c10d::Backend {
   // another rank by their order, nor of calls with tensors of GPUs, whose kernels compare the calls themselves.
   template <class First, class Second, class Body>
   C10dWork checked(const Plan &plan, const First &first, const Second &second, Body body) {
+    const bool tell = !plan.message && !on_gpu(first) && !on_gpu(second);
     core_was_called_ = false;
     try {
       return body();
     } catch (const c10::Error &error) {
-      if (!core_was_called_) refuse(error, plan, !plan.message && !on_gpu(first) && !on_gpu(second));
+      if (!core_was_called_) refuse(error, plan, tell);
       throw;
     }
   }
@@ -154,12 +155,12 @@ class Backend final : public c10d::Backend {
   using Issue = c10::function_ref<phx_status(phx_group *, const phx_options *, phx_work **)>;
   // Starts the call, or runs it to its end if torch waits for it anyway. On a GPU it puts the call on the current
   // stream, and returns at once. `scale`: of a PREMUL_SUM.
-  C10dWork issue(const Plan &plan, Buffers buffers, Issue call, double scale = 1);
+  C10dWork issue(const Plan &plan, Buffers &&buffers, Issue call, double scale = 1);
   static phx_status put_on(const c10::Stream &stream, phx_group *group, phx_options options, Issue call);
-  C10dWork issue_calls(const Plan &plan, Buffers buffers, std::vector<phx_call> calls, double scale = 1);
+  using Calls = c10::SmallVector<phx_call, 1>;
+  C10dWork issue_calls(const Plan &plan, Buffers &&buffers, Calls &calls, double scale = 1);
   // Reduces and scatters each input into its output or, without `reduce_op`, gathers it.
-  C10dWork between_tensors(const Plan &plan, const Tensors &outputs, const Tensors &inputs,
-                           const c10d::ReduceOp *reduce_op);
+  C10dWork between_tensors(const Plan &plan, Tensors outputs, at::TensorList inputs, const c10d::ReduceOp *reduce_op);
   [[noreturn]] void fail(const Plan &plan, phx_status status);  // throws the error of the core
   void coalesce(const C10dWork &work);
   C10dWork message(c10d::OpType type, const char *title, Tensors &tensors, int peer, int tag);
@@ -174,7 +175,11 @@ class Backend final : public c10d::Backend {
   void send_posted();  // sends the messages that were collected while coalescing
   // Shows the following call to profilers, if one runs, until the returned object ends. `rank`: the root or the peer.
   Recording record(const Plan &plan, at::TensorList inputs, at::TensorList outputs, int64_t rank = -1,
-                   const std::vector<int64_t> &in_splits = {}, const std::vector<int64_t> &out_splits = {}) const;
+                   at::IntArrayRef in_splits = {}, at::IntArrayRef out_splits = {}) const {
+    return is_recorded() ? recording(plan, inputs, outputs, rank, in_splits, out_splits) : Recording();
+  }
+  Recording recording(const Plan &plan, at::TensorList inputs, at::TensorList outputs, int64_t rank,
+                      at::IntArrayRef in_splits, at::IntArrayRef out_splits) const;
   int root(int64_t rank, const char *what) const;
   // Raises ValueError unless a list has a tensor for each rank, of the dtype of like[0].
   void check_list(const Tensors &list, at::TensorList like, const char *what) const;

@@ -103,13 +103,13 @@ C10dWork Backend::allreduce_coalesced(Tensors &tensors, const c10d::AllreduceCoa
       const at::Tensor &a = tensors[i], &b = tensors[j];
       return a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
     });
-    std::vector<phx_call> calls;
+    Calls calls;
     for (const at::Tensor &tensor : tensors) {
       void *data = readable_and_writable(tensor, buffers);
       const Elements elements = reduced_elements(tensor, plan.what());
       calls.push_back(call_of(PHX_CALL_ALL_REDUCE, data, data, elements, reduction.op));
     }
-    return issue_calls(plan, std::move(buffers), std::move(calls), reduction.scale);
+    return issue_calls(plan, std::move(buffers), calls, reduction.scale);
   });
 }
 
@@ -193,7 +193,7 @@ C10dWork Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, con
       return i / count == j / count && same_view(inputs[i % count], inputs[j % count]) &&
              same_view(buffers.outputs[i], buffers.outputs[j]);
     });
-    std::vector<phx_call> calls;
+    Calls calls;
     for (size_t i = 0; i < count; ++i) {
       Tensors blocks;
       for (const Tensors &list : outputs) blocks.push_back(list[i]);
@@ -201,7 +201,11 @@ C10dWork Backend::allgather_coalesced(TensorLists &outputs, Tensors &inputs, con
       const void *in = readable(inputs[i], buffers);
       calls.push_back(call_of(PHX_CALL_ALL_GATHER, in, out, elements_of(inputs[i]), 0));
     }
-    return issue_calls(plan, std::move(buffers), std::move(calls));
+    for (size_t i = 0; i < count; ++i)
+      for (size_t j = 0; j < count; ++j)
+        calls[i].in =
+            copy_if_overlapping(calls[i].in, inputs[i].nbytes(), calls[j].out, size_ * inputs[j].nbytes(), buffers);
+    return issue_calls(plan, std::move(buffers), calls);
   });
 }
 
@@ -276,7 +280,7 @@ C10dWork Backend::reduce_scatter(Tensors &outputs, TensorLists &inputs, const c1
   });
 }
 
-C10dWork Backend::between_tensors(const Plan &plan, const Tensors &outputs, const Tensors &inputs,
+C10dWork Backend::between_tensors(const Plan &plan, Tensors outputs, at::TensorList inputs,
                                   const c10d::ReduceOp *reduce_op) {
   return checked(plan, outputs, inputs, [&] {
     const char *const what = plan.what();
@@ -286,35 +290,38 @@ C10dWork Backend::between_tensors(const Plan &plan, const Tensors &outputs, cons
     for (size_t i = 0; i < inputs.size(); ++i) {
       check_pair(outputs[i], inputs[i], what);
       const at::Tensor &whole = gathers ? outputs[i] : inputs[i], &block = gathers ? inputs[i] : outputs[i];
-      const std::string its = gathers ? "output" : "input";
+      const std::string_view its = gathers ? "output" : "input", other = gathers ? "input" : "output";
       TORCH_CHECK_VALUE(whole.numel() == size_ * block.numel(), what, ": ",
-                        plan.is_single() ? "the " + its : its + " " + std::to_string(i), " has ", whole.numel(),
+                        plan.is_single() ? c10::str("the ", its) : c10::str(its, " ", i), " has ", whole.numel(),
                         " elements and needs ", size_, " times the ", block.numel(), " of ",
-                        plan.is_single() ? "the " : "its ", gathers ? "input" : "output");
+                        plan.is_single() ? "the " : "its ", other);
     }
     const Reduction reduction = gathers ? Reduction{0, 1} : reduction_of(*reduce_op, what);
     const Recording recording = record(plan, inputs, outputs);
     Buffers buffers;
-    buffers.outputs = outputs;
     buffers.staged = share_memory(outputs, [&](size_t i, size_t j) {  // the same pair twice
       return same_view(outputs[i], outputs[j]) && same_view(inputs[i], inputs[j]);
     });
     const int32_t kind = gathers ? PHX_CALL_ALL_GATHER : PHX_CALL_REDUCE_SCATTER;
-    std::vector<phx_call> calls;
+    Calls calls;
     for (size_t i = 0; i < inputs.size(); ++i) {
       void *out = writable(outputs[i], buffers);
       const void *in = readable(inputs[i], buffers);
       const Elements elements = gathers ? elements_of(inputs[i]) : reduced_elements(outputs[i], what);
       calls.push_back(call_of(kind, in, out, elements, reduction.op));
     }
-    return issue_calls(plan, std::move(buffers), std::move(calls), reduction.scale);
+    for (size_t i = 0; i < calls.size(); ++i)
+      for (size_t j = 0; j < calls.size(); ++j)
+        calls[i].in = copy_if_overlapping(calls[i].in, inputs[i].nbytes(), calls[j].out, outputs[j].nbytes(), buffers);
+    buffers.outputs = std::move(outputs);
+    return issue_calls(plan, std::move(buffers), calls, reduction.scale);
   });
 }
 
 C10dWork Backend::_allgather_base(at::Tensor &output, at::Tensor &input, const c10d::AllgatherOptions &opts) {
   return between_tensors(
       {OpType::_ALLGATHER_BASE, "phalanx:all_gather_into_tensor", "_allgather_base", opts.timeout, opts.asyncOp},
-      {output}, {input}, nullptr);
+      {output}, input, nullptr);
 }
 
 C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inputs,
@@ -327,7 +334,7 @@ C10dWork Backend::allgather_into_tensor_coalesced(Tensors &outputs, Tensors &inp
 C10dWork Backend::_reduce_scatter_base(at::Tensor &output, at::Tensor &input, const c10d::ReduceScatterOptions &opts) {
   return between_tensors({OpType::_REDUCE_SCATTER_BASE, "phalanx:reduce_scatter_tensor", "_reduce_scatter_base",
                           opts.timeout, opts.asyncOp},
-                         {output}, {input}, &opts.reduceOp);
+                         {output}, input, &opts.reduceOp);
 }
 
 C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inputs,
@@ -337,18 +344,8 @@ C10dWork Backend::reduce_scatter_tensor_coalesced(Tensors &outputs, Tensors &inp
                          outputs, inputs, &opts.reduceOp);
 }
 
-C10dWork Backend::issue_calls(const Plan &plan, Buffers buffers, std::vector<phx_call> calls, double scale) {
+C10dWork Backend::issue_calls(const Plan &plan, Buffers &&buffers, Calls &calls, double scale) {
   TORCH_CHECK_VALUE(!calls.empty(), plan.what(), ": the list of tensors is empty; give at least one");
-  const size_t size = size_;
-  for (phx_call &reader : calls) {
-    if (reader.kind == PHX_CALL_ALL_REDUCE) break;  // all are in place, and the tensors written share no memory
-    const size_t in_blocks = reader.kind == PHX_CALL_REDUCE_SCATTER ? size : 1, out_blocks = size / in_blocks;
-    const size_t in_bytes = core().dtype_size(reader.dtype) * reader.count * in_blocks;
-    for (const phx_call &writer : calls) {
-      const size_t out_bytes = core().dtype_size(writer.dtype) * writer.count * out_blocks;
-      reader.in = copy_if_overlapping(reader.in, in_bytes, writer.out, out_bytes, buffers);
-    }
-  }
   const phx_call &first = calls[0];
   const auto call = [&](auto *group, auto *options, auto **work) {
     if (!plan.is_single()) return core().coalesced(group, calls.data(), calls.size(), options, work);

@@ -32,7 +32,6 @@ namespace phalanx {
   X(recv)                         \
   X(messages)                     \
   X(abi_version)                  \
-  X(dtype_size)                   \
   X(struct_size)                  \
   X(last_error)                   \
   X(barrier)                      \

@@ -93,9 +93,8 @@ thread_local Recording::Event *Recording::Event::innermost = nullptr;
 Recording::Recording(const Members &members, Comms comms, uint64_t sequence)
     : event_(std::make_shared<Event>(members, std::move(comms), static_cast<int64_t>(sequence))) {}
 
-const std::optional<std::vector<at::Tensor>> &Recording::inputs() {
-  static const std::optional<std::vector<at::Tensor>> none;
-  return is_recorded() && Event::innermost != nullptr ? Event::innermost->tensors : none;
+std::optional<std::vector<at::Tensor>> Recording::inputs() {
+  return Event::innermost == nullptr ? std::nullopt : Event::innermost->tensors;
 }
 
 }  // namespace phalanx

@@ -40,7 +40,7 @@ class Recording {
   Recording &operator=(const Recording &) = delete;
 
   // The inputs of the innermost recorded call on this thread, for the event of its work; nullopt if none is recorded.
-  static const std::optional<std::vector<at::Tensor>> &inputs();
+  static std::optional<std::vector<at::Tensor>> inputs();
 
  private:
   struct Event;

@@ -5,7 +5,6 @@
 #include <c10/util/Exception.h>
 
 #include "engine.h"
-#include "record.h"
 
 namespace phalanx {
 
@@ -30,9 +29,9 @@ std::string named(const char *title, const std::string &text) {
   return text.rfind(name, 0) == 0 ? text : name + ": " + text;
 }
 
-Work::Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
-           Milliseconds timeout)
-    : c10d::Work(-1, type, is_recorded() ? title : nullptr, Recording::inputs()),  // a title alone costs an allocation
+Work::Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers &&buffers, uint64_t sequence,
+           Milliseconds timeout, bool recorded)
+    : c10d::Work(-1, type, recorded ? title : nullptr, recorded ? Recording::inputs() : std::nullopt),
       engine_(std::move(engine)),
       title_(title),
       buffers_(std::move(buffers)),

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core_api.h"
+#include "record.h"
 
 namespace phalanx {
 
@@ -73,8 +74,8 @@ c10::Stream current_stream(const at::Device &device);
 // and a barrier the host, too. Its errors are raised by a later call on the group.
 class Work final : public c10d::Work {
  public:
-  Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
-       Milliseconds timeout);
+  Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers &&buffers, uint64_t sequence,
+       Milliseconds timeout, bool recorded = is_recorded());
   ~Work() override;
 
   // Called once, by the function that made the work: takes over the handle of the operation that the core started.
