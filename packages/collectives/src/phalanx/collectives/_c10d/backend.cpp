@@ -67,8 +67,6 @@ Backend::Backend(Roster roster, Milliseconds timeout, Membership membership)
   take(std::move(roster));
 }
 
-Backend::~Backend() { engine_->close(); }
-
 c10::intrusive_ptr<Backend::Options> Backend::getBackendOptions() {
   return c10::make_intrusive<Options>("phalanx", Milliseconds(timeout_ms_.load()));
 }
@@ -85,8 +83,6 @@ Milliseconds Backend::limit(Milliseconds wish) const {
   return wish == c10d::kUnsetTimeout ? Milliseconds(timeout_ms_.load()) : limited(wish);
 }
 
-uint64_t Backend::getSequenceNumberForGroup() { return sequence_.load(); }
-
 c10d::ErrorType Backend::getError() {
   const auto group = engine_->group_if_met();
   phx_error_info info = PHX_ERROR_INFO_INIT;
@@ -99,8 +95,6 @@ void Backend::abort() {
   abort_hooks_->run();
   engine_->abort("rank " + std::to_string(ranks_[rank_]) + " aborted process group '" + engine_->name() + "'");
 }
-
-void Backend::shutdown() { engine_->close(); }
 
 void Backend::startCoalescing() {
   coalesced_.clear();
@@ -123,24 +117,45 @@ void Backend::coalesce(const C10dWork &work) {
   coalesced_.push_back(work);
 }
 
-C10dWork Backend::issue(const Plan &plan, Buffers buffers, Issue call) {
-  if (const at::Device device = device_of(buffers, plan.title + 8); !device.is_cpu())
-    return put_on_stream(plan, std::move(buffers), device, call);
+void Backend::refuse(const c10::Error &error, const Plan &plan, bool tell) {
+  const std::string text = error.what_without_backtrace();
+  if (tell) engine_->refuse(text, limit(plan.timeout), plan.title);
+  core_was_called_ = true;  // a collective that is made of others has told the ranks once
+  require(dynamic_cast<const c10::ValueError *>(&error) == nullptr, text);
+}
+
+phx_status Backend::put_on(const c10::Stream &stream, phx_group *group, phx_options options, Issue call) {
+  phx_gpu_options gpu = PHX_GPU_OPTIONS_INIT;
+  gpu.stream = stream.native_handle();
+  gpu.device = {PHX_DEVICE_CUDA, stream.device_index()};
+  options.gpu = &gpu;
+  return call(group, &options, nullptr);
+}
+
+C10dWork Backend::issue(const Plan &plan, Buffers &&buffers, Issue call, double scale) {
+  const at::Device device = device_of(buffers, plan.what());
   core_was_called_ = true;
   const Milliseconds timeout = limit_of_work(plan.timeout);
   const auto group = engine_->group(timeout, plan.title);
-  engine_->sweep();
+  if (device.is_cpu()) engine_->sweep();
   const uint64_t sequence = plan.message ? messages_.load() : ++sequence_;
   auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
   if (is_extended_) begin(work);
   phx_options options = PHX_OPTIONS_INIT;
   options.channel = kChannel;
   options.timeout_ms = timeout.count();
-  options.scale = plan.scale;
+  options.scale = scale;
+  if (!device.is_cpu()) {
+    const c10::DeviceGuard guard(device);
+    const c10::Stream stream = current_stream(device);
+    if (const phx_status status = put_on(stream, group.get(), options, call); status < 0) fail(plan, status);
+    work->put_on(stream);
+    if (coalescing_) coalesce(work);
+    return work;
+  }
   phx_work *handle = nullptr;
   const bool async = plan.async || coalescing_;
-  const phx_status status = call(group.get(), &options, async ? &handle : nullptr);
-  if (status < 0) fail(plan, status);
+  if (const phx_status status = call(group.get(), &options, async ? &handle : nullptr); status < 0) fail(plan, status);
   if (async) {
     work->started(handle);
     engine_->add(work);
@@ -149,30 +164,6 @@ C10dWork Backend::issue(const Plan &plan, Buffers buffers, Issue call) {
     work->completed();
     work->wait();  // raises the error of a later call
   }
-  return work;
-}
-
-C10dWork Backend::put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, Issue call) {
-  core_was_called_ = true;
-  const Milliseconds timeout = limit_of_work(plan.timeout);
-  const auto group = engine_->group(timeout, plan.title);
-  const uint64_t sequence = plan.message ? messages_.load() : ++sequence_;
-  auto work = c10::make_intrusive<Work>(engine_, plan.type, plan.title, std::move(buffers), sequence, timeout);
-  if (is_extended_) begin(work);
-  const c10::DeviceGuard guard(device);
-  const c10::Stream stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device);
-  phx_options options = PHX_OPTIONS_INIT;
-  options.channel = kChannel;
-  options.timeout_ms = timeout.count();
-  options.scale = plan.scale;
-  phx_gpu_options gpu = PHX_GPU_OPTIONS_INIT;
-  gpu.stream = stream.native_handle();
-  gpu.device = {PHX_DEVICE_CUDA, stream.device_index()};
-  options.gpu = &gpu;
-  const phx_status status = call(group.get(), &options, nullptr);
-  if (status < 0) fail(plan, status);
-  work->put_on(stream);
-  if (coalescing_) coalesce(work);
   return work;
 }
 
@@ -186,156 +177,24 @@ void Backend::fail(const Plan &plan, phx_status status) {
   throw_status(status, text);
 }
 
-Members Backend::members() const {
-  return {getGroupUid().empty() ? engine_->name() : getGroupUid(), getGroupDesc(), rank_, ranks_};
-}
-
-C10dWork Backend::issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls) {
-  TORCH_CHECK_VALUE(!calls.empty(), plan.title + 8, ": the list of tensors is empty; give at least one");
-  const auto block_bytes = [](const phx_call &call) { return bytes_of({call.dtype, call.count}); };
-  const size_t size = size_;
-  for (phx_call &reader : calls) {
-    if (reader.kind == PHX_CALL_ALL_REDUCE) continue;  // it is in place, and the tensors written share no memory
-    const size_t in_bytes = block_bytes(reader) * (reader.kind == PHX_CALL_REDUCE_SCATTER ? size : 1);
-    for (const phx_call &writer : calls) {
-      const size_t out_bytes = block_bytes(writer) * (writer.kind == PHX_CALL_ALL_GATHER ? size : 1);
-      reader.in = copy_if_overlapping(reader.in, in_bytes, writer.out, out_bytes, buffers);
-    }
-  }
-  return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {
-    return core().coalesced(group, calls.data(), calls.size(), options, work);
-  });
-}
-
-C10dWork Backend::alltoall_base(at::Tensor &output, at::Tensor &input, std::vector<int64_t> &output_splits,
-                                std::vector<int64_t> &input_splits, const c10d::AllToAllOptions &opts) {
-  const char *const what = "all_to_all_single";
-  check_tensor(output, what);
-  check_tensor(input, what);
-  check_same_dtype(output, input, what);
-  const auto counts = [&](const at::Tensor &tensor, const std::vector<int64_t> &splits, const char *side) {
-    const int64_t rows = tensor.dim() == 0 ? tensor.numel() : tensor.size(0);
-    std::vector<int64_t> given = splits;
-    if (given.empty()) {
-      TORCH_CHECK_VALUE(rows % size_ == 0, what, ": dim 0 of the ", side, " has size ", rows,
-                        ", which is not divisible by the group size ", size_, "; give split sizes");
-      given.assign(size_, rows / size_);
-    }
-    TORCH_CHECK_VALUE(given.size() == static_cast<size_t>(size_), what, ": the split sizes of the ", side, " have ",
-                      given.size(), " entries; give ", size_, ", one for each rank");
-    int64_t sum = 0;
-    std::vector<size_t> made;
-    for (const int64_t split : given) {
-      TORCH_CHECK_VALUE(split >= 0, what, ": the ", side, " has a split of size ", split, "; sizes are 0 or more");
-      sum += split;
-      made.push_back(elements_of(tensor, rows == 0 ? 0 : split * (tensor.numel() / rows)).count);
-    }
-    TORCH_CHECK_VALUE(sum == rows, what, ": the split sizes of the ", side, " add up to ", sum,
-                      ", and its dim 0 has size ", rows, "; the two must be equal");
-    return made;
-  };
-  const std::vector<size_t> out_counts = counts(output, output_splits, "output");
-  const std::vector<size_t> in_counts = counts(input, input_splits, "input");
-  const Recording recording = record([&] {
-    const bool even = input_splits.empty() && output_splits.empty();
-    return Comms{even ? "all_to_all" : "all_to_allv",
-                 {input},
-                 {output},
-                 input.numel(),
-                 output.numel(),
-                 opts.asyncOp,
-                 -1,
-                 input_splits,
-                 output_splits};
-  });
-  Buffers buffers;
-  buffers.outputs = {output};
-  void *out = writable(output, buffers);
-  const void *in = copy_if_overlapping(readable(input, buffers), input.nbytes(), out, output.nbytes(), buffers);
-  const Plan plan{OpType::ALLTOALL_BASE, "phalanx:all_to_all_single", opts.timeout, opts.asyncOp};
-  return issue(plan, std::move(buffers),
-               [&, dtype = elements_of(input).dtype](auto *group, auto *options, auto **work) {
-                 return core().all_to_all_v(group, in, in_counts.data(), out, out_counts.data(), dtype, options, work);
-               });
-}
-
-C10dWork Backend::alltoall(Tensors &outputs, Tensors &inputs, const c10d::AllToAllOptions &opts) {
-  check_list(outputs.size(), "all_to_all");
-  check_list(inputs.size(), "all_to_all");
-  Buffers buffers;
-  buffers.outputs = outputs;
-  for (const Tensors *list : {&outputs, &inputs})
-    for (const at::Tensor &each : *list) {
-      check_tensor(each, "all_to_all");
-      check_same_dtype(each, outputs[0], "all_to_all");
-    }
-  const Recording recording =
-      record([&] { return Comms{"all_to_all", inputs, outputs, numel_of(inputs), numel_of(outputs), opts.asyncOp}; });
-  const List out = writable(outputs, written_, buffers);
-  List in = readable(inputs, read_, buffers);
-  copy_overlapping(in, out, -1, buffers);
-  const Plan plan{OpType::ALLTOALL, "phalanx:all_to_all", opts.timeout, opts.asyncOp};
-  return issue(plan, std::move(buffers), [&](auto *group, auto *options, auto **work) {
-    if (!in.flat) return core().all_to_all_blocks(group, in.blocks.data(), out.blocks.data(), out.dtype, options, work);
-    return core().all_to_all_v(group, in.start(), in.counts().data(), out.start(), out.counts().data(), out.dtype,
-                               options, work);
-  });
-}
-
-// Gathers the indices and values of each rank and adds them up. It is complete on return.
-C10dWork Backend::allreduce_sparse(Tensors &tensors, const c10d::AllreduceOptions &opts) {
-  TORCH_CHECK_VALUE(tensors.size() == 1 && tensors[0].is_sparse() && tensors[0].is_cpu(),
-                    "all_reduce: a sparse tensor must be the only one of the call, in COO layout and on the CPU");
-  TORCH_CHECK_VALUE(static_cast<c10d::ReduceOp::RedOpType>(opts.reduceOp) == c10d::ReduceOp::SUM,
-                    "all_reduce: the only ReduceOp for sparse tensors is SUM");
-  const at::NoGradGuard no_grad;
-  const at::Tensor mine = tensors[0].coalesce();
-  c10d::AllgatherOptions gather;
-  gather.timeout = opts.timeout;
-  gather.asyncOp = false;
-  at::Tensor count = at::tensor({mine._nnz()}, at::kLong);
-  at::Tensor counts = at::empty({size_}, at::kLong);
-  _allgather_base(counts, count, gather);
-  const auto gathered = [&](const at::Tensor &block, const at::Tensor &like) {  // blocks: nnz first
-    TensorLists outputs(1);
-    for (int rank = 0; rank < size_; ++rank) {
-      std::vector<int64_t> sizes = like.sizes().vec();
-      sizes[0] = counts[rank].item<int64_t>();
-      outputs[0].push_back(at::empty(sizes, like.options()));
-    }
-    Tensors inputs{block};
-    allgather(outputs, inputs, gather);
-    return at::cat(outputs[0]);
-  };
-  const at::Tensor rows = mine.indices().t().contiguous();
-  const at::Tensor indices = gathered(rows, rows).t();
-  const at::Tensor values = gathered(mine.values(), mine.values());
-  const at::Tensor sum = at::sparse_coo_tensor(indices, values, mine.sizes()).coalesce();
-  tensors[0].copy_(sum);
-  Buffers buffers;
-  buffers.outputs = tensors;
-  auto work = c10::make_intrusive<Work>(engine_, OpType::_ALLREDUCE_SPARSE, "phalanx:all_reduce", std::move(buffers),
-                                        sequence_.load(), limit(opts.timeout));
-  work->completed();
-  return work;
+Recording Backend::recording(const Plan &plan, at::TensorList inputs, at::TensorList outputs, int64_t rank,
+                             at::IntArrayRef in_splits, at::IntArrayRef out_splits) const {
+  Comms comms{plan.shown, inputs.vec(), outputs.vec(),   numel_of(inputs), numel_of(outputs),
+              plan.async, rank,         in_splits.vec(), out_splits.vec(), plan.message};
+  // Other ranks than the root have no list.
+  if (plan.type == OpType::GATHER) comms.out_count = comms.in_count * size_;
+  if (plan.type == OpType::SCATTER) comms.in_count = comms.out_count * size_;
+  const Members members{getGroupUid().empty() ? engine_->name() : getGroupUid(), getGroupDesc(), rank_, ranks_};
+  return Recording(members, std::move(comms), (plan.message ? messages_ : sequence_).load() + 1);
 }
 
 C10dWork Backend::barrier(const c10d::BarrierOptions &opts) {
-  const Recording recording = record([&] { return Comms{"barrier", {}, {}, 0, 0, opts.asyncOp}; });
-  if (opts.device && opts.device->is_cuda()) {
-    const at::Device device(opts.device->type(), opts.device->has_index()
-                                                     ? opts.device->index()
-                                                     : c10::impl::VirtualGuardImpl(at::kCUDA).getDevice().index());
-    const auto call = [this](auto *group, auto *options, auto **) { return core().barrier(group, options, nullptr); };
-    return put_on_stream({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, {}, device, call);
-  }
+  const Plan plan{OpType::BARRIER, "phalanx:barrier", "barrier", opts.timeout, opts.asyncOp};
+  const Recording recording = record(plan, {}, {});
   Buffers buffers;
-  const at::Tensor one = at::zeros({1}, at::kByte);
-  void *data = readable_and_writable(one, buffers);
-  const auto call = [&](auto *group, auto *options, auto **work) {
-    return core().all_reduce(group, data, data, 1, PHX_DTYPE_U8, PHX_OP_SUM, options, work);
-  };
-  return issue({OpType::BARRIER, "phalanx:barrier", opts.timeout, opts.asyncOp}, std::move(buffers), call);
+  if (opts.device && opts.device->is_cuda()) buffers.keep.push_back(at::empty({0}, *opts.device));  // on whose stream
+  const auto call = [this](auto *group, auto *options, auto **work) { return core().barrier(group, options, work); };
+  return issue(plan, std::move(buffers), call);
 }
 
 // It goes through the store, so that the group stays usable when a rank does not come. The errors contain the phrases

@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <list>
@@ -25,6 +26,12 @@ namespace phalanx {
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<Tensors>;
 using C10dWork = c10::intrusive_ptr<c10d::Work>;
+
+inline bool on_gpu(const at::Tensor &tensor) { return tensor.defined() && tensor.is_cuda(); }
+template <class List>
+bool on_gpu(const List &list) {
+  return std::any_of(list.begin(), list.end(), [](const auto &item) { return on_gpu(item); });
+}
 
 // The work of several works, or of none: then it is complete.
 C10dWork work_of(std::vector<C10dWork> works);
@@ -49,19 +56,19 @@ struct Membership {
 
 // Collectives are issued in the order of the calls, which must be the same on all ranks. Those of several threads are
 // put into one order by the core.
-class Backend : public c10d::Backend {
+class Backend final : public c10d::Backend {
  public:
   Backend(Roster roster, Milliseconds timeout, Membership membership);
-  ~Backend() override;
+  ~Backend() override { engine_->close(); }
 
   const std::string getBackendName() const override { return "phalanx"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
   void setTimeout(Milliseconds timeout) override;
   void setSequenceNumberForGroup() override {}  // all ranks count from 0
-  uint64_t getSequenceNumberForGroup() override;
+  uint64_t getSequenceNumberForGroup() override { return sequence_.load(); }
   c10d::ErrorType getError() override;
   void abort() override;
-  void shutdown() override;
+  void shutdown() override { engine_->close(); }
 
   // Members come and go: no other call may be under way on this rank meanwhile.
   bool supportsShrinking() const override { return true; }
@@ -78,7 +85,7 @@ class Backend : public c10d::Backend {
 #endif
 #ifdef C10D_BACKEND_HAS_HOOKS
   void registerAbortHook(int64_t hook_id, c10d::AbortHook hook) override;
-  void unregisterAbortHook(int64_t hook_id) override;
+  void unregisterAbortHook(int64_t hook_id) override { abort_hooks_->remove(hook_id); }
   void addEphemeralTimeout(const Milliseconds &timeout) override;
   C10dWork gather_single(at::Tensor &output, at::Tensor &input, const c10d::GatherOptions &opts) override;
 #endif
@@ -113,47 +120,78 @@ class Backend : public c10d::Backend {
   C10dWork recv(Tensors &tensors, int peer, int tag) override;
   C10dWork recvAnysource(Tensors &tensors, int tag) override;
 
- protected:
-  // Whether the last call of this thread passed the checks of its arguments. After that the core tells the other ranks.
-  static inline thread_local bool core_was_called_ = false;
-  Engine &engine() { return *engine_; }
-  Milliseconds limit(Milliseconds wish) const;
-
  private:
   friend class Window;
+  // A call of torch.
   struct Plan {
     c10d::OpType type;
     const char *title;  // "phalanx:" and torch's name; static
+    const char *shown;  // its name in traces: that of torch's NCCL back end; static
     Milliseconds timeout;
     bool async;
-    double scale = 1;
     bool message = false;
+    const char *what() const { return title + 8; }
+    // Whether one tensor is gathered or reduced into another one, and not several in one call.
+    bool is_single() const {
+      return type == c10d::OpType::_ALLGATHER_BASE || type == c10d::OpType::_REDUCE_SCATTER_BASE;
+    }
   };
+  // Runs the body of a call with these tensors. Raises InvalidArgument where it raises ValueError before anything is
+  // sent. Arguments may be wrong on one rank and right on another, which would wait for this one; so the other ranks
+  // are told, as the core does when it refuses a call itself. They are not told of messages, which belong to no call of
+  // another rank by their order, nor of calls with tensors of GPUs, whose kernels compare the calls themselves.
+  template <class First, class Second, class Body>
+  C10dWork checked(const Plan &plan, const First &first, const Second &second, Body body) {
+    const bool tell = !plan.message && !on_gpu(first) && !on_gpu(second);
+    core_was_called_ = false;
+    try {
+      return body();
+    } catch (const c10::Error &error) {
+      if (!core_was_called_) refuse(error, plan, tell);
+      throw;
+    }
+  }
+  void refuse(const c10::Error &error, const Plan &plan, bool tell);
   using Issue = c10::function_ref<phx_status(phx_group *, const phx_options *, phx_work **)>;
-  // Starts the call, or runs it to its end if torch waits for it anyway.
-  C10dWork issue(const Plan &plan, Buffers buffers, Issue call);
-  // Puts the call on the current stream of that GPU, and returns at once.
-  C10dWork put_on_stream(const Plan &plan, Buffers buffers, const at::Device &device, Issue call);
+  // Starts the call, or runs it to its end if torch waits for it anyway. On a GPU it puts the call on the current
+  // stream, and returns at once. `scale`: of a PREMUL_SUM.
+  C10dWork issue(const Plan &plan, Buffers &&buffers, Issue call, double scale = 1);
+  static phx_status put_on(const c10::Stream &stream, phx_group *group, phx_options options, Issue call);
+  using Calls = c10::SmallVector<phx_call, 1>;
+  C10dWork issue_calls(const Plan &plan, Buffers &&buffers, Calls &calls, double scale = 1);
+  // Reduces and scatters each input into its output or, without `reduce_op`, gathers it.
+  C10dWork between_tensors(const Plan &plan, Tensors outputs, at::TensorList inputs, const c10d::ReduceOp *reduce_op);
   [[noreturn]] void fail(const Plan &plan, phx_status status);  // throws the error of the core
   void coalesce(const C10dWork &work);
-  C10dWork issue_coalesced(const Plan &plan, Buffers buffers, std::vector<phx_call> calls);
   C10dWork message(c10d::OpType type, const char *title, Tensors &tensors, int peer, int tag);
+  struct Posted {
+    WorkRef work;
+    phx_message message;
+    at::Device device;
+  };
   // Messages between GPUs go on side streams, so that kernels on the current stream do not wait for another rank: one
-  // stream for each peer and direction, and one for batches.
-  C10dWork put_message(const WorkRef &work, const phx_message &message, const at::Device &device);
-  void send_posted();  // sends the messages that were collected while coalescing, as one call
-  void put_on_side_stream(const std::vector<WorkRef> &works, const at::Device &device, int stream_key, Issue call);
-  // Shows the following call to profilers, until the returned object ends. `describe` makes its Comms, if one runs.
-  template <class Describe>
-  Recording record(Describe describe) const {
-    if (!is_recorded()) return {};
-    Comms comms = describe();
-    const uint64_t sequence = (comms.message ? messages_ : sequence_).load() + 1;
-    return Recording(members(), std::move(comms), sequence);
+  // stream for each peer and direction, and one for batches, each of which is one call.
+  void put_on_side_stream(const std::vector<Posted> &posted);
+  void send_posted();  // sends the messages that were collected while coalescing
+  // Shows the following call to profilers, if one runs, until the returned object ends. `rank`: the root or the peer.
+  Recording record(const Plan &plan, at::TensorList inputs, at::TensorList outputs, int64_t rank = -1,
+                   at::IntArrayRef in_splits = {}, at::IntArrayRef out_splits = {}) const {
+    return is_recorded() ? recording(plan, inputs, outputs, rank, in_splits, out_splits) : Recording();
   }
-  Members members() const;
+  Recording recording(const Plan &plan, at::TensorList inputs, at::TensorList outputs, int64_t rank,
+                      at::IntArrayRef in_splits, at::IntArrayRef out_splits) const;
   int root(int64_t rank, const char *what) const;
-  void check_list(size_t count, const char *what) const;
+  // Raises ValueError unless a list has a tensor for each rank, of the dtype of like[0].
+  void check_list(const Tensors &list, at::TensorList like, const char *what) const;
+  // What a call has on each side, in its errors: "input" and "output".
+  struct Sides {
+    const char *list, *own;  // the list of tensors, one for each rank; the tensor of this rank
+  };
+  // The only list of a call, checked; null except on the root, where only that gives one.
+  Tensors &list_of_all(TensorLists &lists, const at::Tensor &own, const Sides &sides, const char *what) const;
+  Tensors *list_of_root(TensorLists &lists, const at::Tensor &own, const Sides &sides, int root,
+                        const char *what) const;
+  Milliseconds limit(Milliseconds wish) const;
 
   const Core &core() const { return engine_->core(); }
   void take(Roster roster);  // what the backend has of its ranks, but for their number and its own
@@ -161,6 +199,8 @@ class Backend : public c10d::Backend {
   Milliseconds limit_of_work(Milliseconds wish);
   void begin(const WorkRef &work);  // extensions that have no work yet end with this one
 
+  // Whether the last call of this thread passed the checks of its arguments. After that the core tells the other ranks.
+  static inline thread_local bool core_was_called_ = false;
   std::vector<int64_t> ranks_;
   c10::intrusive_ptr<c10d::Store> store_;
   std::shared_ptr<Engine> engine_;
@@ -179,11 +219,6 @@ class Backend : public c10d::Backend {
   std::atomic<uint64_t> monitored_{0};
   std::atomic<bool> coalescing_{false};
   std::vector<C10dWork> coalesced_;
-  struct Posted {
-    WorkRef work;
-    phx_message message;
-    at::Device device;
-  };
   std::vector<Posted> posted_;
   Scratch read_, written_;
   std::mutex side_streams_mutex_;

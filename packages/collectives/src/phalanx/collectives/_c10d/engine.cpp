@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ScopeExit.h>
 #include <c10/util/thread_name.h>
 
 #include <algorithm>
@@ -37,20 +38,6 @@ void run_callbacks(Work &work) {
 // Number of forks between the process that loaded this module and this one.
 std::atomic<uint32_t> forks{0};
 const int forks_are_counted = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1, std::memory_order_relaxed); });
-
-// Signals are for the threads of the application: a thread that is started while this lives handles none.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 }  // namespace
 
@@ -92,23 +79,10 @@ void Engine::refuse_fork(const char *title) const {
                        "after the fork, or start processes with the 'spawn' method."));
 }
 
-Engine::~Engine() {
-  for (auto &[id, thread] : threads_) ended_.push_back(std::move(thread));
-  for (std::thread &thread : ended_) thread.get_id() == std::this_thread::get_id() ? thread.detach() : thread.join();
-}
-
 Engine::GroupRef Engine::group_if_met() const {
   if (is_inherited()) return nullptr;
   const std::lock_guard<std::mutex> guard(lock_);
   return group_;
-}
-
-Hooks::Connection Engine::connect(Milliseconds timeout, const char *title) const {
-  try {
-    return hooks_.connect(timeout);
-  } catch (const c10::DistBackendError &error) {
-    C10_THROW_ERROR(DistBackendError, named(title, error.what_without_backtrace()));
-  }
 }
 
 Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
@@ -122,7 +96,12 @@ Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
       C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was aborted: " + aborted_ + ". Make a new group.");
     if (closed_) C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was destroyed. Make a new group.");
   }
-  const Hooks::Connection made = connect(timeout, title);
+  Hooks::Connection made;
+  try {
+    made = hooks_.connect(timeout);
+  } catch (const c10::DistBackendError &error) {
+    C10_THROW_ERROR(DistBackendError, named(title, error.what_without_backtrace()));
+  }
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (!closed_) {
@@ -223,7 +202,10 @@ void Engine::ensure_looked_at() {
   if (looking_ || called_ || stop_ || watched_.empty()) return;
   called_ = true;
   if (idle_ > 0) return changed_.notify_one();
-  const SignalsBlocked blocked;
+  sigset_t all, before;  // signals are for the threads of the application, and this one handles none
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  const auto restored = c10::make_scope_exit([&] { pthread_sigmask(SIG_SETMASK, &before, nullptr); });
   std::thread begun([self = shared_from_this()] { self->run_thread(); });
   const std::thread::id id = begun.get_id();
   threads_.emplace(id, std::move(begun));
@@ -269,12 +251,8 @@ WorkRef Engine::look_for_complete(std::unique_lock<std::mutex> &guard) {
     looked_at = watched_;
     guard.unlock();
     const Clock::time_point began = Clock::now();
-    WorkRef complete;
-    for (const WorkRef &work : looked_at) {
-      if (!work->is_over()) continue;
-      complete = work;
-      break;
-    }
+    const auto over = std::find_if(looked_at.begin(), looked_at.end(), [](auto &work) { return work->is_over(); });
+    const WorkRef complete = over == looked_at.end() ? WorkRef() : *over;
     // A large operation takes many polls, and the peers wait for each: there is no pause while data moves.
     const bool moved = Clock::now() - began > kMoved;
     looked_at.clear();  // may be the last references, whose end must not happen under the lock
@@ -301,15 +279,13 @@ void Engine::stop_threads() {
     stop_ = true;
     changed_.notify_all();
     threads = std::move(ended_);
-    for (auto &[id, thread] : threads_) {
+    for (auto &[id, thread] : std::exchange(threads_, {})) {
       if (id == std::this_thread::get_id())
         thread.detach();
       else
         threads.push_back(std::move(thread));
     }
-    threads_.clear();
-    watched = std::move(watched_);
-    watched_.clear();
+    watched = std::exchange(watched_, {});
   }
   hooks_.unlocked([&] {
     for (std::thread &thread : threads) thread.join();

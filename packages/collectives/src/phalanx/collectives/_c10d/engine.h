@@ -64,7 +64,6 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   using GroupRef = std::shared_ptr<phx_group>;
 
   Engine(const Core &core, std::string name, Hooks hooks);
-  ~Engine();
 
   // Once, before anything else: what is run when a work fails.
   void set_abort_hooks(std::shared_ptr<AbortHooks> hooks) { abort_hooks_ = std::move(hooks); }
@@ -111,7 +110,6 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void complete();
 
  private:
-  Hooks::Connection connect(Milliseconds timeout, const char *title) const;
   void run_thread();
   WorkRef look_for_complete(std::unique_lock<std::mutex> &guard);
   void ensure_looked_at();

@@ -12,12 +12,9 @@ void AbortHooks::add(int64_t id, std::function<void()> hook) {
 }
 
 void AbortHooks::remove(int64_t id) {
-  std::function<void()> removed;  // ends after the lock: it may hold objects of Python
+  decltype(hooks_)::node_type removed;  // ends after the lock: it may hold objects of Python
   const std::lock_guard<std::mutex> guard(lock_);
-  const auto found = hooks_.find(id);
-  if (found == hooks_.end()) return;
-  removed = std::move(found->second);
-  hooks_.erase(found);
+  removed = hooks_.extract(id);
   any_ = !hooks_.empty();
 }
 
@@ -117,8 +114,6 @@ void Backend::registerAbortHook(int64_t hook_id, c10d::AbortHook hook) {
   engine_->watch_all();
 }
 
-void Backend::unregisterAbortHook(int64_t hook_id) { abort_hooks_->remove(hook_id); }
-
 void Backend::addEphemeralTimeout(const Milliseconds &timeout) {
   const std::lock_guard<std::mutex> guard(extensions_mutex_);
   extensions_.push_back({timeout, std::nullopt});
@@ -126,19 +121,21 @@ void Backend::addEphemeralTimeout(const Milliseconds &timeout) {
 }
 
 C10dWork Backend::gather_single(at::Tensor &output, at::Tensor &input, const c10d::GatherOptions &opts) {
-  Tensors inputs{input};
-  TensorLists outputs;
-  if (root(opts.rootRank, "gather") == rank_) {
-    check_tensor(output, "gather");
-    TORCH_CHECK_VALUE(output.numel() == size_ * input.numel(), "gather: the output has ", output.numel(),
-                      " elements, and the inputs of ", size_, " ranks have ", size_ * input.numel());
-    TORCH_CHECK_VALUE(output.is_contiguous(), "gather: the output is not contiguous");
-    outputs.emplace_back();
-    const at::Tensor flat = output.view({-1});
-    for (int rank = 0; rank < size_; ++rank)
-      outputs[0].push_back(flat.narrow(0, rank * input.numel(), input.numel()).view(input.sizes()));
-  }
-  return gather(outputs, inputs, opts);
+  const Plan plan{c10d::OpType::GATHER, "phalanx:gather", "gather", opts.timeout, opts.asyncOp};
+  return checked(plan, output, input, [&] {
+    Tensors inputs{input};
+    TensorLists outputs;
+    if (root(opts.rootRank, "gather") == rank_) {
+      check_tensor(output, "gather");
+      TORCH_CHECK_VALUE(output.numel() == size_ * input.numel(), "gather: the output has ", output.numel(),
+                        " elements, and the inputs of ", size_, " ranks have ", size_ * input.numel());
+      TORCH_CHECK_VALUE(output.is_contiguous(), "gather: the output is not contiguous");
+      outputs.emplace_back();
+      for (const at::Tensor &block : output.view({size_, input.numel()}).unbind())
+        outputs[0].push_back(block.view(input.sizes()));
+    }
+    return gather(outputs, inputs, opts);
+  });
 }
 #endif
 

@@ -1,4 +1,4 @@
-// The Python side of the backend: a module with one function, `create`.
+// The Python side of the backend.
 //
 // Compiled on first use for the torch and the Python that are installed, and loaded only by these.
 #include <torch/csrc/utils/pybind.h>
@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "checked.h"
+#include "backend.h"
 #include "show_ops.h"
 #include "window.h"
 
@@ -28,16 +28,15 @@ class Callable {
           delete held;
         }) {}
 
-  template <class Use>
-  void call(Use use) const {
+  template <class Result, class... Given>
+  Result call(const Given &...given) const {
     const py::gil_scoped_acquire gil;
     try {
-      use(*function_);
+      return (*function_)(given...).template cast<Result>();
     } catch (py::error_already_set &error) {
       if (!error.matches(PyExc_Exception)) throw;  // such as Ctrl-C
       const std::string text = py::str(error.value());
-      if (error.matches(PyExc_ValueError))
-        throw phalanx::InvalidArgument({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
+      if (error.matches(PyExc_ValueError)) throw phalanx::InvalidArgument(text);
       if (error.matches(PyExc_NotImplementedError)) C10_THROW_ERROR(NotImplementedError, text);
       C10_THROW_ERROR(DistBackendError, text);
     }
@@ -101,23 +100,15 @@ phalanx::Roster roster_of(const Functions &functions, const std::string &name, c
   const py::object connection = described[3];
   Hooks hooks;
   hooks.connect = [held = Callable(connection.attr("address"))](Milliseconds timeout) {
-    Hooks::Connection made;
-    held.call([&](py::object &function) {
-      const auto [address, token] = function(timeout.count()).cast<std::pair<uintptr_t, std::string>>();
-      made = {reinterpret_cast<phx_group *>(address), token};
-    });
-    return made;
+    const auto [address, token] = held.call<std::pair<uintptr_t, std::string>>(timeout.count());
+    return Hooks::Connection{reinterpret_cast<phx_group *>(address), token};
   };
   hooks.disconnect = [held = Callable(connection.attr("close"))] {
-    if (Py_IsInitialized() != 0) held.call([](py::object &function) { function(); });
+    if (Py_IsInitialized() != 0) held.call<void>();
   };
   hooks.block = [held = Callable(connection.attr("block"))](const at::Tensor &tensor) {
-    Hooks::Block block{};
-    held.call([&](py::object &function) {
-      const auto [base, world] = function(tensor).cast<std::pair<uintptr_t, uintptr_t>>();
-      block = {reinterpret_cast<char *>(base), reinterpret_cast<phx_world *>(world)};
-    });
-    return block;
+    const auto [base, world] = held.call<std::pair<uintptr_t, uintptr_t>>(tensor);
+    return Hooks::Block{reinterpret_cast<char *>(base), reinterpret_cast<phx_world *>(world)};
   };
   hooks.unlocked = unlocked;
   auto engine = std::make_shared<phalanx::Engine>(phalanx::load_core(functions), name, std::move(hooks));
@@ -131,29 +122,18 @@ phalanx::Roster roster_of(const Functions &functions, const std::string &name, c
 c10::intrusive_ptr<c10d::Backend> create(const Functions &functions, const std::string &name, int64_t timeout_ms,
                                          const py::tuple &roster, const py::object &membership) {
   phalanx::Membership changes;
-  changes.handle = [held = Callable(membership.attr("handle"))] {
-    std::string handle;
-    held.call([&](py::object &function) { handle = function().cast<std::string>(); });
-    return handle;
-  };
+  changes.handle = [held = Callable(membership.attr("handle"))] { return held.call<std::string>(); };
   changes.reconfigure = [functions, name, held = Callable(membership.attr("reconfigure"))](
                             int64_t uuid, const std::vector<std::string> &handles, bool ordered, Milliseconds timeout) {
-    phalanx::Roster roster;
-    held.call([&](py::object &function) {
-      roster = roster_of(functions, name, function(uuid, handles, ordered, timeout.count()));
-    });
-    return roster;
+    const py::gil_scoped_acquire gil;
+    return roster_of(functions, name, held.call<py::tuple>(uuid, handles, ordered, timeout.count()));
   };
   changes.shrink = [held = Callable(membership.attr("shrink"))](const std::vector<int64_t> &positions,
                                                                 Milliseconds timeout) {
-    c10::intrusive_ptr<c10d::Backend> backend;
-    held.call([&](py::object &function) {
-      backend = function(positions, timeout.count()).cast<c10::intrusive_ptr<c10d::Backend>>();
-    });
-    return backend;
+    return held.call<c10::intrusive_ptr<c10d::Backend>>(positions, timeout.count());
   };
-  return c10::make_intrusive<phalanx::CheckedBackend>(roster_of(functions, name, roster), Milliseconds(timeout_ms),
-                                                      std::move(changes));
+  return c10::make_intrusive<phalanx::Backend>(roster_of(functions, name, roster), Milliseconds(timeout_ms),
+                                               std::move(changes));
 }
 
 }  // namespace

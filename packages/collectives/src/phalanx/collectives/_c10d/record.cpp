@@ -89,21 +89,12 @@ struct Recording::Event {
 };
 
 thread_local Recording::Event *Recording::Event::innermost = nullptr;
-const std::optional<std::vector<at::Tensor>> Recording::kNone;
-std::atomic<int> Recording::alive_{0};
 
 Recording::Recording(const Members &members, Comms comms, uint64_t sequence)
-    : event_(new Event(members, std::move(comms), static_cast<int64_t>(sequence))) {
-  alive_.fetch_add(1, std::memory_order_relaxed);
-}
+    : event_(std::make_shared<Event>(members, std::move(comms), static_cast<int64_t>(sequence))) {}
 
-void Recording::End::operator()(Event *event) const {
-  alive_.fetch_sub(1, std::memory_order_relaxed);
-  delete event;
-}
-
-const std::optional<std::vector<at::Tensor>> &Recording::inputs_of_thread() {
-  return Event::innermost == nullptr ? kNone : Event::innermost->tensors;
+std::optional<std::vector<at::Tensor>> Recording::inputs() {
+  return Event::innermost == nullptr ? std::nullopt : Event::innermost->tensors;
 }
 
 }  // namespace phalanx

@@ -5,7 +5,6 @@
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>
 
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -41,20 +40,11 @@ class Recording {
   Recording &operator=(const Recording &) = delete;
 
   // The inputs of the innermost recorded call on this thread, for the event of its work; nullopt if none is recorded.
-  static const std::optional<std::vector<at::Tensor>> &inputs() {
-    return alive_.load(std::memory_order_relaxed) == 0 ? kNone : inputs_of_thread();
-  }
+  static std::optional<std::vector<at::Tensor>> inputs();
 
  private:
   struct Event;
-  struct End {
-    void operator()(Event *event) const;
-  };
-  static const std::optional<std::vector<at::Tensor>> &inputs_of_thread();
-  static const std::optional<std::vector<at::Tensor>> kNone;
-  static std::atomic<int> alive_;  // on all threads
-
-  std::unique_ptr<Event, End> event_;
+  std::shared_ptr<Event> event_;
 };
 
 // Whether a profiler or an observer runs. Without one, nothing is recorded and a call costs this look.

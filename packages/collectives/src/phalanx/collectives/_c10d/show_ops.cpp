@@ -1,6 +1,7 @@
 #include "show_ops.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/util/accumulate.h>
 #include <phalanx/phalanx.h>
 #include <torch/csrc/inductor/aoti_torch/utils.h>
 #include <torch/csrc/stable/c/shim.h>
@@ -49,10 +50,8 @@ class Arguments {
         stack_(stack) {}
 
   const StableIValue *find(std::string_view name) const {
-    const auto &arguments = schema_.arguments();
-    for (size_t i = 0; i < arguments.size(); ++i)
-      if (arguments[i].name() == name) return &stack_[i];
-    return nullptr;
+    const auto index = schema_.argumentIndexWithName(name);
+    return index ? &stack_[*index] : nullptr;
   }
   at::Tensor tensor(std::string_view name) const { return tensor_of(*find(name)); }
   // The first argument, a tensor or a list of them.
@@ -92,70 +91,41 @@ class Arguments {
   const StableIValue *const stack_;
 };
 
-bool begins(std::string_view text, std::string_view with) { return text.substr(0, with.size()) == with; }
-bool ends(std::string_view text, std::string_view with) {
-  return text.size() >= with.size() && text.substr(text.size() - with.size()) == with;
-}
-
 Comms comms_of(std::string_view op, const Arguments &given, int64_t size) {
   Comms comms;
   const bool several = op.find("coalesced") != std::string_view::npos;
   comms.inputs = given.first();
   comms.in_count = comms.out_count = numel_of(comms.inputs);
-  comms.async = !ends(op, "_") && !ends(op, "_out") && !begins(op, "mm_") && !begins(op, "all_gather_mm");
+  comms.async =
+      !op.ends_with("_") && !op.ends_with("_out") && !op.starts_with("mm_") && !op.starts_with("all_gather_mm");
   if (op == "mm_reduce_scatter") comms.in_count = comms.inputs[0].size(0) * given.tensor("b").size(1);
-  if (begins(op, "all_reduce")) {
+  if (op.starts_with("all_reduce")) {
     comms.name = several ? "allreduce_coalesced" : "allreduce";
-  } else if (begins(op, "broadcast")) {
+  } else if (op.starts_with("broadcast")) {
     comms.name = "broadcast";
     comms.rank = static_cast<int64_t>(*given.find("src"));
-  } else if (begins(op, "all_gather")) {
+  } else if (op.starts_with("all_gather")) {
     comms.name = several ? "allgather_into_tensor_coalesced" : "_allgather_base";
     comms.out_count = comms.in_count * size;
-  } else if (begins(op, "reduce_scatter") || op == "mm_reduce_scatter") {
+  } else if (op.starts_with("reduce_scatter") || op == "mm_reduce_scatter") {
     comms.name = several ? "reduce_scatter_tensor_coalesced" : "_reduce_scatter_base";
     comms.out_count = comms.in_count / size;
-  } else if (begins(op, "all_to_all")) {
+  } else if (op.starts_with("all_to_all")) {
     comms.in_splits = given.integers("input_split_sizes");
     comms.out_splits = given.integers("output_split_sizes");
     comms.name = comms.out_splits.empty() ? "all_to_all" : "all_to_allv";
     const at::Tensor &input = comms.inputs[0];
-    if (!comms.out_splits.empty() && input.dim() > 0) {
-      comms.out_count = 1;
-      for (int64_t dim = 1; dim < input.dim(); ++dim) comms.out_count *= input.size(dim);
-      int64_t rows = 0;
-      for (const int64_t split : comms.out_splits) rows += split;
-      comms.out_count *= rows;
-    }
+    if (!comms.out_splits.empty() && input.dim() > 0)
+      comms.out_count = c10::sum_integers(comms.out_splits) * c10::multiply_integers(input.sizes().slice(1));
   } else {
     comms.name = op;
   }
-  if (ends(op, "_out"))
+  if (op.ends_with("_out"))
     comms.outputs = {given.tensor("out")};
-  else if (ends(op, "_"))
+  else if (op.ends_with("_"))
     comms.outputs = comms.inputs;
   return comms;
 }
-
-// The core's group, held while it is read.
-class Found {
- public:
-  explicit Found(const char *name) : handle_(library.group_find(name)) {
-    info_.struct_size = sizeof info_;
-    if (handle_ != nullptr && library.group_get_info(handle_, &info_) != PHX_OK) release();
-  }
-  Found(const Found &) = delete;
-  ~Found() { release(); }
-  explicit operator bool() const { return handle_ != nullptr; }
-  const phx_group_info &info() const { return info_; }
-
- private:
-  void release() {
-    if (handle_ != nullptr) library.group_release(std::exchange(handle_, nullptr));
-  }
-  phx_group *handle_;
-  phx_group_info info_{};
-};
 
 constexpr const char *kDescription = "phalanx channel 0";  // the channel of the core that counts these collectives
 
@@ -163,9 +133,11 @@ phx_status around(const char *op, Kernel kernel, StableIValue *stack, uint64_t i
   if (!is_recorded()) return kernel(stack, inputs, outputs);
   const Arguments given(op, stack);
   const std::string name = given.text("group_name");
-  const Found group(name.c_str());
-  if (!group) return kernel(stack, inputs, outputs);  // torch.distributed serves it, and shows it or not
-  const phx_group_info &info = group.info();
+  // Held while it is read; without it torch.distributed serves the group, and shows the call or not.
+  const std::unique_ptr<phx_group, decltype(library.group_release)> group(library.group_find(name.c_str()),
+                                                                          library.group_release);
+  phx_group_info info = PHX_GROUP_INFO_INIT;
+  if (!group || library.group_get_info(group.get(), &info) != PHX_OK) return kernel(stack, inputs, outputs);
   Comms comms = comms_of(op, given, info.group_size);
   const Members members{name, kDescription, info.group_rank, {info.ranks, info.ranks + info.group_size}};
   const Tensors tensors = comms.inputs;
@@ -179,25 +151,21 @@ phx_status around(const char *op, Kernel kernel, StableIValue *stack, uint64_t i
 }
 
 // A Recording of Python.
-class Block {
- public:
-  Block(Members members, Comms comms, int64_t sequence)
-      : members_(std::move(members)), comms_(std::move(comms)), sequence_(sequence) {}
-  void enter() {
-    recording_.emplace(members_, comms_, static_cast<uint64_t>(sequence_));
-    span_.emplace("phalanx:" + comms_.name, comms_.inputs);
-  }
-  void exit() {
-    span_.reset();
-    recording_.reset();
-  }
+struct Block {
+  const Members members;
+  const Comms comms;
+  const uint64_t sequence;
+  std::optional<Recording> recording = {};
+  std::optional<OpSpan> span = {};
 
- private:
-  const Members members_;
-  const Comms comms_;
-  const int64_t sequence_;
-  std::optional<Recording> recording_;
-  std::optional<OpSpan> span_;
+  void enter() {
+    recording.emplace(members, comms, sequence);
+    span.emplace("phalanx:" + comms.name, comms.inputs);
+  }
+  void exit(const py::args &) {
+    span.reset();
+    recording.reset();
+  }
 };
 
 }  // namespace
@@ -215,16 +183,14 @@ void add_recording(py::module_ &module) {
   py::class_<Block>(module, "Recording")
       .def(py::init([](std::string name, Tensors inputs, Tensors outputs, std::string group, int64_t rank,
                        std::vector<int64_t> ranks, int64_t sequence, int64_t peer, bool message) {
-        Comms comms{std::move(name), std::move(inputs), std::move(outputs)};
-        comms.in_count = numel_of(comms.inputs);
-        comms.out_count = numel_of(comms.outputs);
-        comms.rank = peer;
-        comms.message = message;
-        Members members{std::move(group), kDescription, rank, std::move(ranks)};
-        return std::make_unique<Block>(std::move(members), std::move(comms), sequence);
+        const int64_t in_count = numel_of(inputs), out_count = numel_of(outputs);
+        return std::unique_ptr<Block>(new Block{
+            {std::move(group), kDescription, rank, std::move(ranks)},
+            {std::move(name), std::move(inputs), std::move(outputs), in_count, out_count, true, peer, {}, {}, message},
+            static_cast<uint64_t>(sequence)});
       }))
       .def("__enter__", &Block::enter)
-      .def("__exit__", [](Block &self, const py::args &) { self.exit(); });
+      .def("__exit__", &Block::exit);
 }
 
 }  // namespace phalanx

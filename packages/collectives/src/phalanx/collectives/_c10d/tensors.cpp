@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <functional>
 #include <numeric>
+#include <optional>
 
 namespace phalanx {
 namespace {
@@ -33,23 +34,10 @@ int32_t core_dtype(at::ScalarType type) {
   }
 }
 
-size_t dtype_size(int32_t dtype) {
-  switch (dtype) {
-    case PHX_DTYPE_F16:
-    case PHX_DTYPE_BF16:
-    case PHX_DTYPE_I16:
-    case PHX_DTYPE_U16: return 2;
-    case PHX_DTYPE_F32:
-    case PHX_DTYPE_I32:
-    case PHX_DTYPE_U32: return 4;
-    case PHX_DTYPE_F64:
-    case PHX_DTYPE_I64:
-    case PHX_DTYPE_U64:
-    case PHX_DTYPE_C64: return 8;
-    case PHX_DTYPE_C128: return 16;
-    default: return 1;
-  }
-}
+// In the order of c10d::ReduceOp::RedOpType.
+constexpr int32_t kOps[] = {PHX_OP_SUM,  PHX_OP_AVG, PHX_OP_PROD, PHX_OP_MIN,       PHX_OP_MAX,
+                            PHX_OP_BAND, PHX_OP_BOR, PHX_OP_BXOR, PHX_OP_PREMUL_SUM};
+static_assert(std::size(kOps) == c10d::ReduceOp::PREMUL_SUM + 1 && c10d::ReduceOp::UNUSED == std::size(kOps));
 
 bool is_plain(const at::Tensor &tensor) { return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg(); }
 
@@ -58,30 +46,26 @@ at::Tensor plain(const at::Tensor &tensor) {
   return tensor.resolve_conj().resolve_neg().contiguous();
 }
 
-// Whether the tensors lie in memory one after another, without gaps.
-bool adjacent(const std::vector<at::Tensor> &tensors) {
+// If the tensors lie in memory one after another, without gaps: the first that has elements, or any; else null.
+const at::Tensor *first_if_adjacent(const std::vector<at::Tensor> &tensors) {
+  const at::Tensor *first = nullptr;
   const char *next = nullptr;
   for (const at::Tensor &tensor : tensors) {
-    if (!is_plain(tensor)) return false;
+    if (!is_plain(tensor)) return nullptr;
+    if (tensor.numel() == 0) continue;
     const char *begin = static_cast<const char *>(tensor.const_data_ptr());
-    if (next != nullptr && begin != next && tensor.numel() > 0) return false;
-    if (next == nullptr || tensor.numel() > 0) next = begin + tensor.nbytes();
+    if (first != nullptr && begin != next) return nullptr;
+    if (first == nullptr) first = &tensor;
+    next = begin + tensor.nbytes();
   }
-  return true;
-}
-
-// The first of adjacent tensors that has an address.
-const at::Tensor &first_of(const std::vector<at::Tensor> &tensors) {
-  for (const at::Tensor &tensor : tensors)
-    if (tensor.numel() > 0) return tensor;
-  return tensors.front();
+  return first != nullptr ? first : &tensors.front();
 }
 
 // A list of tensors that lie one after another from `start` on, in memory that `keep` holds.
-List in_one_buffer(const std::vector<at::Tensor> &tensors, void *start, const std::vector<at::Tensor> &keep,
-                   Buffers &buffers) {
+List in_one_buffer(const std::vector<at::Tensor> &tensors, void *start, at::TensorList keep, Buffers &buffers) {
   buffers.keep.insert(buffers.keep.end(), keep.begin(), keep.end());
-  List list{{}, elements_of(tensors[0]).dtype, true};
+  const Elements first = elements_of(tensors[0]);
+  List list{{}, first.dtype, first.item, true};
   char *at = static_cast<char *>(start);
   for (const at::Tensor &tensor : tensors) {
     list.blocks.push_back({at, elements_of(tensor).count, 0, 0});
@@ -110,23 +94,27 @@ Rows rows_of(const at::Tensor &tensor) {
   return {static_cast<size_t>(row), static_cast<size_t>(stride == 0 ? row : stride)};
 }
 
-// Whether the core reads and writes a tensor where it lies.
-bool is_direct(const at::Tensor &tensor) {
-  if (is_plain(tensor)) return true;
-  return !tensor.is_conj() && !tensor.is_neg() && rows_of(tensor).row * tensor.element_size() >= kShortestRow;
-}
-
-// The block of a tensor that the core reads and writes where it lies.
-phx_block block_of(const at::Tensor &tensor) {
+// The block of a tensor that the core reads and writes where it lies; nullopt: it must be copied.
+std::optional<phx_block> block_of(const at::Tensor &tensor) {
   const Elements elements = elements_of(tensor);
   phx_block block{const_cast<void *>(tensor.const_data_ptr()), elements.count, 0, 0};
-  if (tensor.is_contiguous()) return block;
+  if (is_plain(tensor) || elements.count == 0) return block;
   const Rows rows = rows_of(tensor);
-  const size_t times =
-      elements.count / static_cast<size_t>(tensor.numel());  // elements of the core in an element of the tensor
+  if (tensor.is_conj() || tensor.is_neg() || rows.row * tensor.element_size() < kShortestRow) return std::nullopt;
+  const size_t times = tensor.element_size() / elements.item;  // elements of the core in an element of the tensor
   block.row = rows.row * times;
   block.stride = rows.stride * times;
   return block;
+}
+
+// Whether two blocks of elements of that size, in bytes, overlap, or lie between each other's rows.
+bool overlap(const phx_block &a, const phx_block &b, size_t item) {
+  const auto begin = [](const phx_block &block) { return static_cast<const char *>(block.data); };
+  const auto end = [&](const phx_block &block) {
+    const size_t row = block.row == 0 ? block.count : block.row;
+    return begin(block) + ((block.count / row - 1) * block.stride + row) * item;
+  };
+  return a.count != 0 && b.count != 0 && begin(a) < end(b) && begin(b) < end(a);
 }
 
 // The limit of the memory that a scratch keeps.
@@ -156,18 +144,60 @@ void put_in_scratch(const std::vector<at::Tensor> &tensors, const c10::SmallVect
   buffers.keep.push_back(memory);
 }
 
-// Adds memory to `keep` that is copied to the tensor when the operation is complete.
-void writable_copy(const at::Tensor &tensor, Buffers &buffers) {
-  buffers.keep.push_back(at::empty(tensor.sizes(), tensor.options().memory_format(at::MemoryFormat::Contiguous)));
-  buffers.copies.emplace_back(tensor, buffers.keep.back());
+// The tensors of a list, which are read or written: where they lie, as far as the core can, the others in `scratch`.
+List blocks_of(const std::vector<at::Tensor> &tensors, bool written, Scratch &scratch, Buffers &buffers) {
+  const Elements first = elements_of(tensors[0]);
+  List list{std::vector<phx_block>(tensors.size()), first.dtype, first.item};
+  buffers.keep.reserve(buffers.keep.size() + tensors.size() + 1);
+  c10::SmallVector<size_t, 8> others;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    std::optional<phx_block> block = block_of(tensors[i]);
+    if (block && written) {
+      block->data = tensors[i].data_ptr();  // gives a lazy clone memory of its own
+      // Rows with one stride may lie between each other; the core does not look whether those with several strides do.
+      const auto crosses = [&](const phx_block &other) {
+        return other.row != 0 && block->stride != other.stride && overlap(*block, other, list.item);
+      };
+      if (block->row != 0 && std::any_of(list.blocks.begin(), list.blocks.begin() + i, crosses)) block.reset();
+    }
+    if (block) {
+      list.blocks[i] = *block;
+      buffers.keep.push_back(tensors[i]);
+    } else {
+      others.push_back(i);
+    }
+  }
+  put_in_scratch(tensors, others, written, scratch, list, buffers);
+  return list;
 }
 
-const char *begin_of(const phx_block &block) { return static_cast<const char *>(block.data); }
-// The address behind the last row.
-const char *end_of(const phx_block &block, size_t item) {
-  if (block.count == 0) return begin_of(block);
-  const size_t row = block.row == 0 ? block.count : block.row, last = (block.count - 1) / row;
-  return begin_of(block) + (last * block.stride + block.count - last * row) * item;
+// The address of a tensor that is written, and read before if `reads`, or of memory that is copied to it afterwards.
+void *written(const at::Tensor &tensor, bool reads, Buffers &buffers) {
+  at::assert_no_internal_overlap(tensor);
+  if (is_plain(tensor) && !buffers.staged) {
+    buffers.keep.push_back(tensor);
+  } else {
+    const auto options = tensor.options().memory_format(at::MemoryFormat::Contiguous);
+    buffers.keep.push_back(!reads             ? at::empty(tensor.sizes(), options)
+                           : is_plain(tensor) ? tensor.detach().clone()
+                                              : plain(tensor));
+    buffers.copies.emplace_back(tensor, buffers.keep.back());
+  }
+  return buffers.keep.back().data_ptr();
+}
+
+// A copy of memory, side by side, of rows that begin one stride apart; sizes in bytes.
+void *copied(const void *data, size_t rows, size_t row, size_t stride, Buffers &buffers) {
+  const at::NoGradGuard no_grad;
+  const auto options = at::TensorOptions().dtype(at::kByte).device(buffers.keep.front().device());
+  const at::Tensor given =
+      at::for_blob(const_cast<void *>(data), {static_cast<int64_t>(rows), static_cast<int64_t>(row)})
+          .strides({static_cast<int64_t>(stride), 1})
+          .target_device(options.device())
+          .options(options)
+          .make_tensor();
+  buffers.keep.push_back(given.clone(at::MemoryFormat::Contiguous));
+  return buffers.keep.back().data_ptr();
 }
 
 // The memory between the first and the last element of a tensor of a list.
@@ -234,7 +264,8 @@ bool same_view(const at::Tensor &a, const at::Tensor &b) {
          a.scalar_type() == b.scalar_type() && a.is_conj() == b.is_conj() && a.is_neg() == b.is_neg();
 }
 
-bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_share) {
+bool share_memory(const std::vector<at::Tensor> &written, MayShare may_share) {
+  if (written.size() < 2) return false;
   std::vector<Span> spans;
   for (size_t i = 0; i < written.size(); ++i)
     if (written[i].numel() > 0) spans.push_back(span_of(written[i], i));
@@ -259,51 +290,35 @@ bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_sh
 
 Elements elements_of(const at::Tensor &tensor, int64_t numel) {
   const int32_t dtype = core_dtype(tensor.scalar_type());
-  if (dtype != 0) return {dtype, static_cast<size_t>(numel)};
-  return {PHX_DTYPE_U8, static_cast<size_t>(numel) * tensor.element_size()};
+  const size_t count = static_cast<size_t>(numel), item = tensor.element_size();
+  return dtype != 0 ? Elements{dtype, count, item} : Elements{PHX_DTYPE_U8, count * item, 1};
 }
 
 Elements elements_of(const at::Tensor &tensor) { return elements_of(tensor, tensor.numel()); }
 
-size_t bytes_of(const Elements &elements) { return elements.count * dtype_size(elements.dtype); }
-
-int64_t numel_of(const std::vector<at::Tensor> &tensors) {
+int64_t numel_of(at::TensorList tensors) {
   int64_t numel = 0;
   for (const at::Tensor &tensor : tensors) numel += tensor.numel();
   return numel;
 }
 
-int32_t reduced_dtype(const at::Tensor &tensor, const char *what) {
-  const int32_t dtype = core_dtype(tensor.scalar_type());
-  TORCH_CHECK_NOT_IMPLEMENTED(dtype != 0, what, ": phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
+Elements reduced_elements(const at::Tensor &tensor, const char *what) {
+  TORCH_CHECK_NOT_IMPLEMENTED(core_dtype(tensor.scalar_type()) != 0, what,
+                              ": phalanx does not reduce tensors of dtype ", tensor.scalar_type(),
                               "; convert them to another dtype, such as float32");
-  return dtype;
+  return elements_of(tensor);
 }
 
 Reduction reduction_of(const c10d::ReduceOp &op, const char *what) {
-  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
-    case c10d::ReduceOp::SUM: return {PHX_OP_SUM, 1};
-    case c10d::ReduceOp::AVG: return {PHX_OP_AVG, 1};
-    case c10d::ReduceOp::PRODUCT: return {PHX_OP_PROD, 1};
-    case c10d::ReduceOp::MIN: return {PHX_OP_MIN, 1};
-    case c10d::ReduceOp::MAX: return {PHX_OP_MAX, 1};
-    case c10d::ReduceOp::BAND: return {PHX_OP_BAND, 1};
-    case c10d::ReduceOp::BOR: return {PHX_OP_BOR, 1};
-    case c10d::ReduceOp::BXOR: return {PHX_OP_BXOR, 1};
-    case c10d::ReduceOp::PREMUL_SUM: {
-      // Its name in 2.11; later it is one of two.
-      const auto *given = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
-      TORCH_CHECK_VALUE(
-          given != nullptr, what,
-          ": ReduceOp.PREMUL_SUM has no factor; make it with torch.distributed._make_nccl_premul_sum(factor)");
-      return {PHX_OP_PREMUL_SUM,
-              given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor};
-    }
-    default:
-      C10_THROW_ERROR(ValueError, std::string(what) +
-                                      ": the backend phalanx does not support this ReduceOp; expected " +
-                                      "SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM");
-  }
+  const auto type = static_cast<c10d::ReduceOp::RedOpType>(op);
+  TORCH_CHECK_VALUE(type < std::size(kOps), what, ": the backend phalanx does not support this ReduceOp; expected ",
+                    "SUM, AVG, PRODUCT, MIN, MAX, BAND, BOR, BXOR or PREMUL_SUM");
+  if (type != c10d::ReduceOp::PREMUL_SUM) return {kOps[type], 1};
+  // Its name in 2.11; later it is one of two.
+  const auto *given = dynamic_cast<const c10d::NCCLPreMulSumSupplement *>(op.supplement_.get());
+  TORCH_CHECK_VALUE(given != nullptr, what, ": ReduceOp.PREMUL_SUM has no factor; make it with ",
+                    "torch.distributed._make_nccl_premul_sum(factor)");
+  return {kOps[type], given->tensor_factor.defined() ? given->tensor_factor.item<double>() : given->double_factor};
 }
 
 void check_tensor(const at::Tensor &tensor, const char *what) {
@@ -330,22 +345,8 @@ const void *readable(const at::Tensor &tensor, Buffers &buffers) {
   return buffers.keep.back().const_data_ptr();
 }
 
-void *writable(const at::Tensor &tensor, Buffers &buffers) {
-  at::assert_no_internal_overlap(tensor);
-  if (is_plain(tensor) && !buffers.staged)
-    buffers.keep.push_back(tensor);
-  else
-    writable_copy(tensor, buffers);
-  return buffers.keep.back().data_ptr();
-}
-
-void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers) {
-  at::assert_no_internal_overlap(tensor);
-  const bool direct = is_plain(tensor) && !buffers.staged;
-  buffers.keep.push_back(direct ? tensor : is_plain(tensor) ? tensor.detach().clone() : plain(tensor));
-  if (!direct) buffers.copies.emplace_back(tensor, buffers.keep.back());
-  return buffers.keep.back().data_ptr();
-}
+void *writable(const at::Tensor &tensor, Buffers &buffers) { return written(tensor, false, buffers); }
+void *readable_and_writable(const at::Tensor &tensor, Buffers &buffers) { return written(tensor, true, buffers); }
 
 at::Tensor Scratch::take(size_t bytes) {
   const auto size = static_cast<int64_t>(bytes);
@@ -371,40 +372,28 @@ std::vector<size_t> List::counts() const {
 }
 
 List alone(const at::Tensor &tensor, const void *data) {
-  const Elements elements = elements_of(tensor);
-  return {{{const_cast<void *>(data), elements.count, 0, 0}}, elements.dtype};
+  const auto [dtype, count, item] = elements_of(tensor);
+  return {{{const_cast<void *>(data), count, 0, 0}}, dtype, item};
 }
 
 List readable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers &buffers) {
-  if (tensors[0].is_cuda()) {
-    if (adjacent(tensors)) return in_one_buffer(tensors, first_of(tensors).data_ptr(), tensors, buffers);
-    const at::NoGradGuard no_grad;
-    std::vector<at::Tensor> flat;
-    for (const at::Tensor &tensor : tensors) flat.push_back(plain(tensor).view({-1}));
-    const at::Tensor all = at::cat(flat);
-    return in_one_buffer(tensors, all.data_ptr(), {all}, buffers);
-  }
-  List list{{}, elements_of(tensors[0]).dtype};
-  list.blocks.resize(tensors.size());
-  buffers.keep.reserve(buffers.keep.size() + tensors.size() + 1);
-  c10::SmallVector<size_t, 8> others;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    if (is_direct(tensors[i])) {
-      buffers.keep.push_back(tensors[i]);
-      list.blocks[i] = block_of(tensors[i]);
-    } else {
-      others.push_back(i);
-    }
-  }
-  put_in_scratch(tensors, others, false, scratch, list, buffers);
-  return list;
+  if (!tensors[0].is_cuda()) return blocks_of(tensors, false, scratch, buffers);
+  if (const at::Tensor *first = first_if_adjacent(tensors))
+    return in_one_buffer(tensors, first->data_ptr(), tensors, buffers);
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor &tensor : tensors) flat.push_back(plain(tensor).view({-1}));
+  const at::Tensor all = at::cat(flat);
+  return in_one_buffer(tensors, all.data_ptr(), all, buffers);
 }
 
 List in_one_buffer(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
   for (const at::Tensor &tensor : tensors) at::assert_no_internal_overlap(tensor);
-  if (!buffers.staged && adjacent(tensors))
-    return in_one_buffer(tensors, first_of(tensors).data_ptr(), tensors, buffers);
-  if (!buffers.staged) share_memory(tensors, [](size_t a, size_t b) { return a == b; });
+  if (!buffers.staged) {
+    if (const at::Tensor *first = first_if_adjacent(tensors))
+      return in_one_buffer(tensors, first->data_ptr(), tensors, buffers);
+    share_memory(tensors, std::equal_to<size_t>());
+  }
   const at::NoGradGuard no_grad;
   const auto options = at::TensorOptions().dtype(tensors[0].scalar_type()).device(tensors[0].device());
   const at::Tensor flat = at::empty({numel_of(tensors)}, options);
@@ -413,46 +402,18 @@ List in_one_buffer(const std::vector<at::Tensor> &tensors, Buffers &buffers) {
     buffers.copies.emplace_back(tensor, flat.narrow(0, begin, tensor.numel()).view(tensor.sizes()));
     begin += tensor.numel();
   }
-  return in_one_buffer(tensors, flat.data_ptr(), {flat}, buffers);
+  return in_one_buffer(tensors, flat.data_ptr(), flat, buffers);
 }
 
 List writable(const std::vector<at::Tensor> &tensors, Scratch &scratch, Buffers &buffers) {
   if (tensors[0].is_cuda()) return in_one_buffer(tensors, buffers);
   for (const at::Tensor &tensor : tensors) at::assert_no_internal_overlap(tensor);
-  if (!buffers.staged && !adjacent(tensors)) share_memory(tensors, [](size_t a, size_t b) { return a == b; });
-  List list{{}, elements_of(tensors[0]).dtype};
-  list.blocks.resize(tensors.size());
-  buffers.keep.reserve(buffers.keep.size() + tensors.size() + 1);
-  c10::SmallVector<size_t, 8> others;
-  const size_t item = dtype_size(list.dtype);
-  // Rows with one stride may lie between each other; the core does not look whether those with several strides do.
-  const auto crosses = [&](const phx_block &a, const phx_block &b) {
-    return a.row != 0 && b.row != 0 && a.stride != b.stride && begin_of(a) < end_of(b, item) &&
-           begin_of(b) < end_of(a, item);
-  };
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    phx_block &block = list.blocks[i];
-    if (is_direct(tensors[i])) {
-      block = block_of(tensors[i]);
-      block.data = tensors[i].data_ptr();  // gives a lazy clone memory of its own
-    }
-    const auto before = list.blocks.begin() + static_cast<std::ptrdiff_t>(i);
-    if (block.data == nullptr && tensors[i].numel() != 0) {
-      others.push_back(i);
-    } else if (std::any_of(list.blocks.begin(), before,
-                           [&](const phx_block &other) { return crosses(block, other); })) {
-      others.push_back(i);
-      block = {};
-    } else {
-      buffers.keep.push_back(tensors[i]);
-    }
-  }
-  put_in_scratch(tensors, others, true, scratch, list, buffers);
-  return list;
+  if (!buffers.staged && !first_if_adjacent(tensors)) share_memory(tensors, std::equal_to<size_t>());
+  return blocks_of(tensors, true, scratch, buffers);
 }
 
 void copy_overlapping(List &inputs, const List &outputs, int own, Buffers &buffers) {
-  const size_t item = dtype_size(inputs.dtype);
+  const size_t item = inputs.item;
   const auto is_own = [&](const List &list, size_t i) {
     return list.blocks.size() == 1 || i == static_cast<size_t>(own);
   };
@@ -462,34 +423,17 @@ void copy_overlapping(List &inputs, const List &outputs, int own, Buffers &buffe
     for (size_t j = 0; j < outputs.blocks.size() && !overlaps; ++j) {
       const phx_block &out = outputs.blocks[j];
       const bool same = in.data == out.data && in.count == out.count && in.row == 0 && out.row == 0;
-      overlaps = begin_of(in) < end_of(out, item) && begin_of(out) < end_of(in, item) &&
-                 !(same && own >= 0 && is_own(inputs, i) && is_own(outputs, j));
+      overlaps = overlap(in, out, item) && !(same && own >= 0 && is_own(inputs, i) && is_own(outputs, j));
     }
     if (!overlaps) continue;
-    const at::NoGradGuard no_grad;
-    at::Tensor copy = at::empty({static_cast<int64_t>(in.count * item)}, at::kByte);
-    char *to = static_cast<char *>(copy.data_ptr());
     const size_t row = in.row == 0 ? in.count : in.row;
-    for (size_t done = 0; done < in.count; done += row)
-      std::memcpy(to + done * item, begin_of(in) + done / row * in.stride * item,
-                  std::min(row, in.count - done) * item);
-    in = {to, in.count, 0, 0};
-    buffers.keep.push_back(std::move(copy));
+    in = {copied(in.data, in.count / row, row * item, in.stride * item, buffers), in.count, 0, 0};
   }
 }
 
 const void *copy_if_overlapping(const void *in, size_t in_bytes, const void *out, size_t out_bytes, Buffers &buffers) {
-  const auto *a = static_cast<const char *>(in);
-  const auto *b = static_cast<const char *>(out);
-  if (in_bytes == 0 || out_bytes == 0 || a + in_bytes <= b || b + out_bytes <= a) return in;
-  const auto options = at::TensorOptions().dtype(at::kByte).device(buffers.keep.front().device());
-  const at::Tensor given = at::for_blob(const_cast<void *>(in), {static_cast<int64_t>(in_bytes)})
-                               .target_device(options.device())
-                               .options(options)
-                               .make_tensor();
-  const at::NoGradGuard no_grad;
-  buffers.keep.push_back(given.clone());
-  return buffers.keep.back().const_data_ptr();
+  const phx_block read{const_cast<void *>(in), in_bytes, 0, 0}, written{const_cast<void *>(out), out_bytes, 0, 0};
+  return overlap(read, written, 1) ? copied(in, 1, in_bytes, 0, buffers) : in;
 }
 
 at::Device device_of(const Buffers &buffers, const char *what) {

@@ -3,9 +3,9 @@
 #pragma once
 
 #include <ATen/ATen.h>
+#include <c10/util/FunctionRef.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include <functional>
 #include <mutex>
 #include <vector>
 
@@ -17,12 +17,13 @@ namespace phalanx {
 struct Elements {
   int32_t dtype;
   size_t count;
+  size_t item;  // bytes of an element
 };
 Elements elements_of(const at::Tensor &tensor);
 // `numel` elements of the dtype of the tensor.
 Elements elements_of(const at::Tensor &tensor, int64_t numel);
-// The dtype of a tensor that is reduced, which the core must have.
-int32_t reduced_dtype(const at::Tensor &tensor, const char *what);
+// Those of a tensor that is reduced, whose dtype the core must have.
+Elements reduced_elements(const at::Tensor &tensor, const char *what);
 
 struct Reduction {
   int32_t op;
@@ -41,10 +42,10 @@ at::Tensor &only(std::vector<at::Tensor> &tensors, const char *what);
 bool same_view(const at::Tensor &a, const at::Tensor &b);
 // Whether two tensors of a list, by their positions, may share memory that a call writes, because it writes the same
 // values through both.
-using MayShare = std::function<bool(size_t, size_t)>;
+using MayShare = c10::function_ref<bool(size_t, size_t)>;
 // Whether some of the tensors that a call writes share memory. Raises RuntimeError in the words of torch if two tensors
 // share memory and may not: the result would depend on the order of the writes.
-bool share_memory(const std::vector<at::Tensor> &written, const MayShare &may_share);
+bool share_memory(const std::vector<at::Tensor> &written, MayShare may_share);
 
 // The address of a tensor's elements. `buffers` keeps the tensors that are needed, and copies results back. Raises
 // RuntimeError in the words of torch if two elements of a tensor that is written lie in one place, or if tensors of a
@@ -71,6 +72,7 @@ class Scratch {
 struct List {
   std::vector<phx_block> blocks;
   int32_t dtype = 0;
+  size_t item = 0;    // bytes of an element
   bool flat = false;  // they lie in one buffer
   void *start() const { return blocks.empty() ? nullptr : blocks[0].data; }
   bool even() const;  // whether all have the same number of elements
@@ -88,7 +90,6 @@ List alone(const at::Tensor &tensor, const void *data);
 // The device of all buffers; the CPU if there are none. Raises ValueError if they are on several devices.
 at::Device device_of(const Buffers &buffers, const char *what);
 
-size_t bytes_of(const Elements &elements);
-int64_t numel_of(const std::vector<at::Tensor> &tensors);
+int64_t numel_of(at::TensorList tensors);
 
 }  // namespace phalanx

@@ -149,9 +149,7 @@ C10dWork Window::put(const at::Tensor &tensor, int64_t rank, int64_t offset, boo
   part(rank, what);
   require(tensor.defined() && tensor.is_cpu(), what, ": the tensor must be on the CPU");
   check_fits(tensor, rank, offset, what);
-  const at::Tensor source = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()
-                                ? tensor
-                                : tensor.resolve_conj().resolve_neg().contiguous();
+  const at::Tensor source = tensor.resolve_conj().resolve_neg().contiguous();
   check(engine_->core().window_put(window_.get(), static_cast<int32_t>(rank),
                                    static_cast<size_t>(offset) * source.element_size(), source.const_data_ptr(),
                                    source.nbytes(), 1, backend_->limit(opts.timeout).count()),

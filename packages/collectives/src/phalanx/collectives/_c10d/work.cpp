@@ -5,23 +5,19 @@
 #include <c10/util/Exception.h>
 
 #include "engine.h"
-#include "record.h"
 
 namespace phalanx {
-namespace {
 
 c10::Stream current_stream(const at::Device &device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
-
-}  // namespace
 
 void (*throw_interruption)(const std::string &text) = [](const std::string &) {};
 
 void throw_status(phx_status status, const std::string &text) {
   throw_interruption(text);
   switch (status) {
-    case PHX_ERR_INVALID: throw InvalidArgument({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text);
+    case PHX_ERR_INVALID: throw InvalidArgument(text);
     case PHX_ERR_UNSUPPORTED: C10_THROW_ERROR(NotImplementedError, text);
     default: C10_THROW_ERROR(DistBackendError, text);
   }
@@ -33,9 +29,9 @@ std::string named(const char *title, const std::string &text) {
   return text.rfind(name, 0) == 0 ? text : name + ": " + text;
 }
 
-Work::Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
-           Milliseconds timeout)
-    : c10d::Work(-1, type, is_recorded() ? title : nullptr, Recording::inputs()),  // a title alone costs an allocation
+Work::Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers &&buffers, uint64_t sequence,
+           Milliseconds timeout, bool recorded)
+    : c10d::Work(-1, type, recorded ? title : nullptr, recorded ? Recording::inputs() : std::nullopt),
       engine_(std::move(engine)),
       title_(title),
       buffers_(std::move(buffers)),
@@ -51,10 +47,8 @@ void Work::started(phx_work *handle) {
   deadline_ = Clock::now() + timeout_;
 }
 
-void Work::completed() { end(PHX_OK, ""); }
-
 void Work::put_on(const c10::Stream &stream) {
-  settle(PHX_OK, "");  // the copies are on the stream as well
+  settle(PHX_OK, handle());  // the copies are on the stream as well
   stream_ = stream;
   event_.emplace(stream.device_type());
   event_->record(stream);
@@ -67,15 +61,13 @@ void Work::used_on(const c10::Stream &stream) const {
   for (const auto &[to, from] : buffers_.copies) to.record_stream(stream);
 }
 
-bool Work::has_passed() const { return !event_ || event_->query(); }
-
-phx_work *Work::handle() const {
+Work::Handle Work::handle() const {
   const std::lock_guard<std::mutex> guard(lock_);
-  return engine_->core().work_retain(handle_);
+  return Handle(engine_->core().work_retain(handle_), engine_->core().work_release);
 }
 
 // Sets the result that the core gave. The caller holds the lock if other threads can have the work.
-void Work::end(phx_status status, const char *text) {
+void Work::end(phx_status status, const std::string &text) {
   try {
     if (status < 0) throw_status(status, named(title_, text));
     if (!buffers_.copies.empty()) {
@@ -94,8 +86,10 @@ void Work::end(phx_status status, const char *text) {
   done_.store(true, std::memory_order_release);
 }
 
-// Does the same from any thread. Only the first call has an effect.
-void Work::settle(phx_status status, const char *text) {
+// Does the same from any thread, with what the core has just said of the handle. Only the first call has an effect.
+void Work::settle(phx_status status, Handle handle) {
+  const std::string text = status < 0 ? engine_->core().last_error() : "";
+  handle.reset();  // callbacks may take long
   c10::intrusive_ptr<c10::ivalue::Future> future;
   phx_work *released = nullptr;
   {
@@ -120,43 +114,35 @@ void Work::mark(const c10::intrusive_ptr<c10::ivalue::Future> &future) {
 }
 
 bool Work::is_over() const {
-  phx_work *handle = this->handle();
-  if (handle == nullptr) return done_.load(std::memory_order_acquire);
-  const bool over = engine_->core().work_test(handle) != PHX_IN_PROGRESS || Clock::now() >= deadline_;
-  engine_->core().work_release(handle);
-  return over;
+  const Handle handle = this->handle();
+  if (!handle) return is_done();
+  return engine_->core().work_test(handle.get()) != PHX_IN_PROGRESS || Clock::now() >= deadline_;
 }
 
 bool Work::poll(bool enforce) {
-  phx_work *handle = this->handle();
-  if (handle == nullptr) return done_.load(std::memory_order_acquire);
-  const Core &core = engine_->core();
-  phx_status status = core.work_test(handle);
+  Handle handle = this->handle();
+  if (!handle) return is_done();
+  phx_status status = engine_->core().work_test(handle.get());
   if (status == PHX_IN_PROGRESS && enforce && Clock::now() >= deadline_)
-    status = core.work_expire(handle, timeout_.count());
-  const std::string text = status < 0 ? core.last_error() : "";
-  core.work_release(handle);
+    status = engine_->core().work_expire(handle.get(), timeout_.count());
   if (status == PHX_IN_PROGRESS) return false;
-  settle(status, text.c_str());
+  settle(status, std::move(handle));
   return true;
 }
 
 void Work::drain(Clock::time_point until, bool failed) {
-  phx_work *handle = this->handle();
-  if (handle == nullptr) return;
+  Handle handle = this->handle();
+  if (!handle) return;
   const Core &core = engine_->core();
   const auto now = Clock::now();
   const int64_t left = std::chrono::ceil<Milliseconds>((failed ? now + std::chrono::seconds(1) : until) - now).count();
-  const phx_status status = failed || (left > 0 && !receives()) ? core.work_wait(handle, left) : core.work_test(handle);
-  const std::string text = status < 0 ? core.last_error() : "";
-  core.work_release(handle);
-  if (status != PHX_IN_PROGRESS) settle(status, text.c_str());
+  const bool waits = failed || (left > 0 && !receives());
+  const phx_status status = waits ? core.work_wait(handle.get(), left) : core.work_test(handle.get());
+  if (status != PHX_IN_PROGRESS) settle(status, std::move(handle));
 }
 
-bool Work::receives() const { return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE; }
-
 bool Work::isCompleted() {
-  if (done_.load(std::memory_order_acquire)) return has_passed();
+  if (is_done()) return has_passed();
   engine_->refuse_fork(title_);
   {
     const std::lock_guard<std::mutex> guard(lock_);
@@ -165,34 +151,16 @@ bool Work::isCompleted() {
   return poll(true) && has_passed();
 }
 
-bool Work::isSuccess() const { return done_.load(std::memory_order_acquire) && !error_ && has_passed(); }
-
-std::exception_ptr Work::exception() const {
-  return done_.load(std::memory_order_acquire) ? error_ : std::exception_ptr();
-}
-
-int Work::sourceRank() const { return done_.load(std::memory_order_acquire) ? source_ : -1; }
-
-std::vector<at::Tensor> Work::result() { return buffers_.outputs; }
-
-void Work::synchronize() { wait(kNoTimeout); }
-
-void Work::rethrow() const {
-  if (error_) std::rethrow_exception(error_);
-}
-
 bool Work::wait(Milliseconds timeout) {
-  const bool done = done_.load(std::memory_order_acquire);
-  if (!done) engine_->refuse_fork(title_);
-  if (phx_work *handle = done ? nullptr : this->handle(); handle != nullptr) {
-    const Core &core = engine_->core();
-    const auto limit = timeout == kNoTimeout ? timeout_ : limited(timeout);
-    const phx_status status = core.work_wait(handle, limit.count());
-    const std::string text = status < 0 ? core.last_error() : "";
-    core.work_release(handle);
-    settle(status, text.c_str());
+  if (!is_done()) {
+    engine_->refuse_fork(title_);
+    if (Handle handle = this->handle()) {
+      const auto limit = timeout == kNoTimeout ? timeout_ : limited(timeout);
+      const phx_status status = engine_->core().work_wait(handle.get(), limit.count());
+      settle(status, std::move(handle));
+    }
   }
-  rethrow();
+  if (error_) std::rethrow_exception(error_);
   if (!event_) return true;
   event_->block(current_stream(stream_->device()));
   if (opType_ == c10d::OpType::BARRIER) {
@@ -215,13 +183,12 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
     future = future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()), devices);
     done = done_.load(std::memory_order_relaxed);
   }
-  if (done && stream_) {
-    const c10::StreamGuard guard(*stream_);  // users of the value wait for this stream
+  if (done) {
+    const c10::OptionalStreamGuard guard(stream_);  // users of the value wait for this stream
     mark(future);
-  } else if (done)
-    mark(future);
-  else
+  } else {
     engine_->watch(WorkRef::unsafe_reclaim_from_nonowning(this));
+  }
   return future;
 }
 
@@ -234,7 +201,5 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFutureResult() {
       },
       c10::IntType::get());
 }
-
-uint64_t Work::getSequencenumber() const { return sequence_; }
 
 }  // namespace phalanx

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core_api.h"
+#include "record.h"
 
 namespace phalanx {
 
@@ -46,11 +47,12 @@ struct Buffers {
 // Python sees it as phalanx.core.InvalidArgumentError, which is a ValueError and a RuntimeError.
 class InvalidArgument final : public c10::ValueError {
  public:
-  using ValueError::ValueError;
+  explicit InvalidArgument(const std::string &text)
+      : ValueError({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, text) {}
 };
 template <class... Parts>
 void require(bool fits, const Parts &...text) {
-  if (!fits) throw InvalidArgument({__func__, __FILE__, static_cast<uint32_t>(__LINE__)}, c10::str(text...));
+  if (!fits) throw InvalidArgument(c10::str(text...));
 }
 
 // Exceptions that Python sees as InvalidArgumentError, NotImplementedError or torch.distributed.DistBackendError.
@@ -63,6 +65,8 @@ extern void (*throw_interruption)(const std::string &text);
 // The text of an error of the core, which begins with the name of what was called through torch.
 std::string named(const char *title, const std::string &text);
 
+c10::Stream current_stream(const at::Device &device);
+
 // A work is completed by a thread that waits for it or asks whether it is complete, or, if it has a future, by a thread
 // of the engine. Until then the engine holds it, so that its buffers live although the caller has dropped it.
 //
@@ -70,14 +74,14 @@ std::string named(const char *title, const std::string &text);
 // and a barrier the host, too. Its errors are raised by a later call on the group.
 class Work final : public c10d::Work {
  public:
-  Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers buffers, uint64_t sequence,
-       Milliseconds timeout);
+  Work(std::shared_ptr<Engine> engine, c10d::OpType type, const char *title, Buffers &&buffers, uint64_t sequence,
+       Milliseconds timeout, bool recorded = is_recorded());
   ~Work() override;
 
   // Called once, by the function that made the work: takes over the handle of the operation that the core started.
   void started(phx_work *handle);
   // Called instead of `started` if the operation is complete already. No other thread has the work yet.
-  void completed();
+  void completed() { end(PHX_OK, ""); }
   // Called instead of `started` if the operation was put on this stream, which is the current one.
   void put_on(const c10::Stream &stream);
   // Called before `put_on` if that is another stream than the one on which the tensors were made.
@@ -94,25 +98,26 @@ class Work final : public c10d::Work {
   const char *title() const { return title_; }
   bool is_message() const { return receives() || opType_ == c10d::OpType::SEND; }
   bool isCompleted() override;
-  bool isSuccess() const override;
-  std::exception_ptr exception() const override;
-  int sourceRank() const override;
-  std::vector<at::Tensor> result() override;
-  void synchronize() override;
+  bool isSuccess() const override { return is_done() && !error_ && has_passed(); }
+  std::exception_ptr exception() const override { return is_done() ? error_ : nullptr; }
+  int sourceRank() const override { return is_done() ? source_ : -1; }
+  std::vector<at::Tensor> result() override { return buffers_.outputs; }
+  void synchronize() override { wait(kNoTimeout); }
   bool wait(Milliseconds timeout = kNoTimeout) override;
   void abort() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFutureResult() override;
-  uint64_t getSequencenumber() const override;
+  uint64_t getSequencenumber() const override { return sequence_; }
 
  private:
-  bool receives() const;
-  phx_work *handle() const;  // one reference to it, or null
-  void end(phx_status status, const char *text);
-  void settle(phx_status status, const char *text);
+  bool is_done() const { return done_.load(std::memory_order_acquire); }
+  bool receives() const { return opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE; }
+  using Handle = std::unique_ptr<phx_work, decltype(&phx_work_release)>;
+  Handle handle() const;  // one reference to it, or null
+  void end(phx_status status, const std::string &text);
+  void settle(phx_status status, Handle handle);
   void mark(const c10::intrusive_ptr<c10::ivalue::Future> &future);
-  void rethrow() const;
-  bool has_passed() const;  // the stream, if there is one
+  bool has_passed() const { return !event_ || event_->query(); }  // the stream, if there is one
 
   const std::shared_ptr<Engine> engine_;
   const char *const title_;

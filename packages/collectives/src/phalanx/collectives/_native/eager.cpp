@@ -127,13 +127,12 @@ void wait_for(const at::Tensor &tensor) {
 
 constexpr size_t kMaxArguments = 8;
 
-// The callable that `start` and `in_place` return.
+// A call of one op. What `start` and `in_place` return is a function that has it in a capsule.
 struct FastCall {
-  PyObject_HEAD vectorcallfunc vectorcall;
   Kernel kernel;
-  size_t count;  // number of arguments; the first is a tensor
+  pybind11::object type;  // class of the results of `start`; null for `in_place`
+  size_t count;           // number of arguments; the first is a tensor
   std::array<c10::TypeKind, kMaxArguments> kinds;
-  PyTypeObject *type;  // class of the results of `start`; null for `in_place`
 
   bool accepts(PyObject *const *given, size_t given_count) const {
     if (given_count != count || !THPVariable_CheckExact(given[0]) || !is_plain(THPVariable_Unpack(given[0])))
@@ -149,15 +148,15 @@ struct FastCall {
     stack[0] = owned_argument(THPVariable_Unpack(given[0]));
     for (size_t i = 1; i < count; ++i) stack[i] = owned_argument(given[i], kinds[i]);
     const pybind11::gil_scoped_release released;
-    phalanx_native::raise_on(kernel(stack.data(), count, type != nullptr));
+    phalanx_native::raise_on(kernel(stack.data(), count, type ? 1 : 0));
     return stack[0];
   }
 };
 
-PyObject *elem_name, *state_name;
-
 // Does the same as _async_tensor.start.
 PyObject *wrapped(PyTypeObject *type, const at::Tensor &elem) {
+  static PyObject *const elem_name = PyUnicode_InternFromString("elem");
+  static PyObject *const state_name = PyUnicode_InternFromString("_state");
   const at::Tensor shell = at::for_blob(nullptr, elem.sizes())
                                .context(nullptr, [](void *) {})
                                .target_device(elem.device())
@@ -174,14 +173,13 @@ PyObject *wrapped(PyTypeObject *type, const at::Tensor &elem) {
   return made.release().ptr();
 }
 
-PyObject *call_fast(PyObject *self, PyObject *const *given, size_t flags, PyObject *keywords) {
+PyObject *call_fast(PyObject *capsule, PyObject *const *given, Py_ssize_t count, PyObject *keywords) {
   HANDLE_TH_ERRORS
-  const auto &call = *reinterpret_cast<const FastCall *>(self);
-  const auto count = static_cast<size_t>(PyVectorcall_NARGS(flags));
-  if (keywords != nullptr || !call.accepts(given, count)) Py_RETURN_NONE;
+  const auto &call = *static_cast<const FastCall *>(PyCapsule_GetPointer(capsule, nullptr));
+  if (keywords != nullptr || !call.accepts(given, static_cast<size_t>(count))) Py_RETURN_NONE;
   const at::Tensor tensor = retained(given[0]);
   const StableIValue result = call.call(given);
-  if (call.type != nullptr) return wrapped(call.type, tensor_of_result(result));
+  if (call.type) return wrapped(reinterpret_cast<PyTypeObject *>(call.type.ptr()), tensor_of_result(result));
   tensor.unsafeGetTensorImpl()->bump_version();
   wait_for(tensor);
   Py_INCREF(given[0]);
@@ -189,27 +187,16 @@ PyObject *call_fast(PyObject *self, PyObject *const *given, size_t flags, PyObje
   END_HANDLE_TH_ERRORS
 }
 
-void fast_call_dealloc(PyObject *self) {
-  Py_XDECREF(reinterpret_cast<FastCall *>(self)->type);
-  PyObject_Free(self);
-}
-
-PyTypeObject fast_call_type = {PyVarObject_HEAD_INIT(nullptr, 0)};
-
-PyObject *make_fast_call(const char *name, PyTypeObject *type) {
+PyObject *make_fast_call(const char *name, PyObject *type) {
+  static PyMethodDef definition = {"fast_call", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_fast)),
+                                   METH_FASTCALL | METH_KEYWORDS, nullptr};
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow((std::string("phalanx::") + name).c_str(), "");
   const auto &arguments = op.schema().arguments();
-  const Kernel kernel = library.kernel_of(name);
-  TORCH_CHECK(kernel != nullptr && arguments.size() <= kMaxArguments, "phalanx: no fast path for ", name);
-  auto *call = PyObject_New(FastCall, &fast_call_type);
-  if (call == nullptr) throw python_error();
-  call->vectorcall = call_fast;
-  call->kernel = kernel;
-  call->count = arguments.size();
-  for (size_t i = 0; i < arguments.size(); ++i) call->kinds[i] = arguments[i].type()->kind();
-  call->type = type;
-  Py_XINCREF(type);
-  return reinterpret_cast<PyObject *>(call);
+  FastCall call{library.kernel_of(name), pybind11::reinterpret_borrow<pybind11::object>(type), arguments.size(), {}};
+  TORCH_CHECK(call.kernel != nullptr && call.count <= kMaxArguments, "phalanx: no fast path for ", name);
+  for (size_t i = 0; i < call.count; ++i) call.kinds[i] = arguments[i].type()->kind();
+  const pybind11::capsule self(new FastCall(std::move(call)), [](void *held) { delete static_cast<FastCall *>(held); });
+  return PyCFunction_New(&definition, self.ptr());
 }
 
 PyObject *connect(PyObject *, PyObject *given) {
@@ -227,7 +214,7 @@ PyObject *start(PyObject *, PyObject *given) {
   const char *name = nullptr;
   PyObject *type = nullptr;
   if (!PyArg_ParseTuple(given, "sO!", &name, &PyType_Type, &type)) return nullptr;
-  return make_fast_call(name, reinterpret_cast<PyTypeObject *>(type));
+  return make_fast_call(name, type);
   END_HANDLE_TH_ERRORS
 }
 
@@ -269,15 +256,4 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "phalanx_native", nullptr, -1, 
 
 }  // namespace
 
-PyMODINIT_FUNC PyInit_phalanx_native() {
-  fast_call_type.tp_name = "phalanx_native.FastCall";
-  fast_call_type.tp_basicsize = sizeof(FastCall);
-  fast_call_type.tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
-  fast_call_type.tp_vectorcall_offset = offsetof(FastCall, vectorcall);
-  fast_call_type.tp_call = PyVectorcall_Call;
-  fast_call_type.tp_dealloc = fast_call_dealloc;
-  elem_name = PyUnicode_InternFromString("elem");
-  state_name = PyUnicode_InternFromString("_state");
-  if (elem_name == nullptr || state_name == nullptr || PyType_Ready(&fast_call_type) != 0) return nullptr;
-  return PyModule_Create(&definition);
-}
+PyMODINIT_FUNC PyInit_phalanx_native() { return PyModule_Create(&definition); }

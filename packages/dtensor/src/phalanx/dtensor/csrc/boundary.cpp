@@ -79,6 +79,14 @@ bool wants_history(const at::Tensor &tensor) {
   return at::GradMode::is_enabled() && tensor.requires_grad() && !torch::autograd::isFwGradDefined(tensor);
 }
 
+// What is known of the spec of a DTensor that is recorded for backward; null: the call is not for us.
+KnownPtr know_recorded(PyObject *tensor) {
+  if (Py_TYPE(tensor) != dtensor || !is_plain_call()) return nullptr;
+  const at::Tensor &whole = THPVariable_Unpack(tensor);
+  const bool is_ours = object_of(whole.unsafeGetTensorImpl()) != nullptr && wants_history(whole);
+  return is_ours ? know(slot(tensor, spec_at)) : nullptr;
+}
+
 // ---- the nodes ------------------------------------------------------------------------------------------------------
 
 template <Function kWhich>
@@ -207,24 +215,17 @@ PyObject *from_local(PyObject *, PyObject *const *given, Py_ssize_t count) {
 
 PyObject *to_local(PyObject *, PyObject *tensor) {
   HANDLE_TH_ERRORS
-  if (Py_TYPE(tensor) != dtensor || !is_plain_call()) Py_RETURN_NONE;
-  const at::Tensor &whole = THPVariable_Unpack(tensor);
-  PyObject *object = object_of(whole.unsafeGetTensorImpl());
-  if (object == nullptr || !wants_history(whole)) Py_RETURN_NONE;
-  KnownPtr about = know(slot(object, spec_at));
+  KnownPtr about = know_recorded(tensor);
   if (!about) Py_RETURN_NONE;
-  at::Tensor made = view_of(THPVariable_Unpack(slot(object, local_at)));
-  attach<kToLocal>(made, whole, std::move(about));
+  at::Tensor made = view_of(THPVariable_Unpack(slot(tensor, local_at)));
+  attach<kToLocal>(made, THPVariable_Unpack(tensor), std::move(about));
   return THPVariable_Wrap(made);
   END_HANDLE_TH_ERRORS
 }
 
 PyObject *is_recorded(PyObject *, PyObject *tensor) {
   HANDLE_TH_ERRORS
-  if (Py_TYPE(tensor) != dtensor || !is_plain_call()) Py_RETURN_FALSE;
-  const at::Tensor &whole = THPVariable_Unpack(tensor);
-  PyObject *object = object_of(whole.unsafeGetTensorImpl());
-  return PyBool_FromLong(object != nullptr && wants_history(whole) && know(slot(object, spec_at)));
+  return PyBool_FromLong(know_recorded(tensor) != nullptr);
   END_HANDLE_TH_ERRORS
 }
 
