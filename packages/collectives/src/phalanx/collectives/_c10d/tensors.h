@@ -22,7 +22,7 @@ struct Elements {
 Elements elements_of(const at::Tensor &tensor);
 // `numel` elements of the dtype of the tensor.
 Elements elements_of(const at::Tensor &tensor, int64_t numel);
-// Those of a tensor that is reduced, whose dtype the core must have.
+// The elements of a tensor that is reduced. Raises NotImplementedError if the core does not have its dtype.
 Elements reduced_elements(const at::Tensor &tensor, const char *what);
 
 struct Reduction {
