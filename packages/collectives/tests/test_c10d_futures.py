@@ -52,7 +52,10 @@ def test_callbacks_wait_for_futures_four_levels_deep():
 def slow_beside_fast(rank, size):
     join(rank, size)
     goes_on = threading.Event()
-    slow = begin(torch.ones(1)).then(lambda done: goes_on.wait(LONG))
+    late = torch.zeros(1)
+    slow = dist.irecv(late, 1 - rank).get_future().then(lambda done: goes_on.wait(LONG))
+    dist.barrier()  # a callback that is added to a complete future runs at once, in the thread that adds it
+    dist.isend(torch.ones(1), 1 - rank).wait()
     fast = [begin(torch.full((8,), float(i))).then(lambda done: done.value()[0].sum().item()) for i in range(5)]
     assert [each.wait() for each in fast] == [8.0 * size * i for i in range(5)]
     work = dist.isend(torch.ones(4), 1 - rank)
