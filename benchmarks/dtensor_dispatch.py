@@ -87,10 +87,10 @@ class Ways:
         return rows
 
     def new_shapes(self, way: str, count: int) -> dict[str, list[Case]]:
-        """By row, calls with a new shape each."""
+        """By row, calls with a new shape each, which no other way has."""
         found: dict[str, list[Case]] = {}
-        for index in range(count):
-            columns = SIZE + 1 + index
+        first = SIZE + 1 + self.names.index(way) * count
+        for columns in range(first, first + count):
             local = torch.randn(SIZE, columns)
             x, w = self.made(way, local), self.made(way, torch.randn(columns, SIZE), whole=True)
             calls: dict[str, Case] = {
