@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from phalanx.collectives import all_reduce_
 from phalanx.dtensor import DTensor, Partial, _fallback, distribute_tensor
 from phalanx.dtensor.placement_types import Placement, Replicate, without_partial
 from phalanx.tools._torch_compat import Recorder
@@ -50,7 +51,7 @@ class Ranks:
         size = dist.get_world_size()
         self.outcomes: CompareOutcomes | None = None
         self.alone = init_device_mesh("cpu", (size, 1), mesh_dim_names=("others", "alone"))["alone"]
-        # gloo's own collectives, which go on when those of a mesh have failed.
+        # A group of its own, which goes on when those of a mesh have failed.
         self._group = dist.new_group(list(range(size)))
         if compare_outcomes:
             self.outcomes = CompareOutcomes(self._group)
@@ -63,7 +64,7 @@ class Ranks:
         """
         rank = _RANKING.index(status)
         seen = torch.tensor([rank, -rank, -int(go_on)])
-        dist.all_reduce(seen, dist.ReduceOp.MAX, group=self._group)
+        all_reduce_(seen, "max", self._group)
         worst, best = int(seen[0]), -int(seen[1])
         raised = _RANKING.index(ERROR)
         if worst == len(_RANKING) - 1 or (worst == raised and best != raised):

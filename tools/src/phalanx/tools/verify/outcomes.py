@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from phalanx.collectives import all_reduce_
 from phalanx.dtensor import DTensor
 from phalanx.dtensor._torch_compat import lazy_changes_made
 from phalanx.tools._torch_compat import TorchDispatchMode
@@ -52,7 +53,7 @@ class CompareOutcomes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         digest = hashlib.blake2b(text.encode(), digest_size=7).digest()
         own = int.from_bytes(digest, "big")
         seen = torch.tensor([own, -own])
-        dist.all_reduce(seen, dist.ReduceOp.MAX, group=self.group)
+        all_reduce_(seen, "max", self.group)
         if int(seen[0]) == -int(seen[1]):
             return
         texts: list[Any] = [None] * dist.get_world_size(self.group)
