@@ -43,6 +43,33 @@ def test_importing_a_package_loads_nothing_heavy(module: str, of_torch: set[str]
     assert sorted(HEAVY & loaded - of_torch) == []
 
 
+WATCHED = """
+import gc, sys, torch, torch.distributed
+{before}
+full = []
+gc.callbacks.append(lambda phase, info: full.append(info) if phase == "start" and info["generation"] == 2 else None)
+try:
+    import phalanx.collectives
+except ImportError:
+    print("ImportError")
+print(len(full), gc.isenabled())
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "printed"),
+    [
+        ("", ["0", "True"]),
+        ("gc.disable()", ["0", "False"]),
+        ("sys.modules['phalanx.core'] = None", ["ImportError", "0", "True"]),
+    ],
+)
+def test_importing_collectives_starts_no_full_collection(before: str, printed: list[str]) -> None:
+    code = WATCHED.format(before=before)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == printed, done.stderr
+
+
 @pytest.fixture(scope="module")
 def layers() -> ModuleType:
     path = Path(__file__).resolve().parents[2] / ".ci" / "layers.py"

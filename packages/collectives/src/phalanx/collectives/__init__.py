@@ -13,63 +13,70 @@ Which form of group to pass: (DeviceMesh, dim) and a list of lists tell a compil
 ProcessGroup or a list of ranks tells it only the group of this rank.
 """
 
+import gc
 import warnings
 from typing import TYPE_CHECKING
 
-from phalanx.collectives import _barrier, _kernels, _library, _p2p_ops, _process_group, _torch_compat, c10d
-from phalanx.collectives._async_tensor import AsyncCollectiveTensor
-from phalanx.collectives._barrier import barrier
-from phalanx.collectives._coalescing import coalescing_manager
-from phalanx.collectives._functional import (
-    all_gather_tensor,
-    all_gather_v,
-    all_reduce,
-    all_reduce_,
-    all_to_all_single,
-    broadcast,
-    broadcast_,
-    reduce_scatter_tensor,
-    reduce_scatter_v,
-    wait_tensor,
-)
-from phalanx.collectives._functional_coalesced import (
-    all_gather_into_tensor_coalesced,
-    all_reduce_coalesced,
-    reduce_scatter_tensor_coalesced,
-)
-from phalanx.collectives._functional_inplace import (
-    all_gather_inplace,
-    all_gather_single,
-    all_gather_single_autograd,
-    all_gather_single_coalesced,
-    all_gather_tensor_autograd,
-    all_gather_tensor_inplace,
-    all_reduce_inplace,
-    all_to_all_inplace,
-    all_to_all_single_autograd,
-    broadcast_inplace,
-    permute_tensor,
-    reduce_scatter_inplace,
-    reduce_scatter_single,
-    reduce_scatter_single_autograd,
-    reduce_scatter_single_coalesced,
-    reduce_scatter_tensor_autograd,
-    reduce_scatter_tensor_inplace,
-)
-from phalanx.collectives._op_table import form_of
-from phalanx.collectives._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
-from phalanx.collectives._p2p_ops import batch_p2p_ops_inplace, irecv_inplace, isend_inplace
-from phalanx.collectives._process_group import (
-    RANK_TYPES,
-    GroupLike,
-    core_group,
-    enable_group,
-    finalize,
-    is_core_group,
-    process_group_of,
-)
-from phalanx.collectives._registry import check_group
-from phalanx.collectives._torch_compat import allow_inflight_collective_as_graph_input_ctx
+_collects_garbage = gc.isenabled()
+try:
+    gc.disable()  # ADR 76: a full collection of what torch made takes longer than these imports, and finds nothing
+    from phalanx.collectives import _barrier, _kernels, _library, _p2p_ops, _process_group, _torch_compat, c10d
+    from phalanx.collectives._async_tensor import AsyncCollectiveTensor
+    from phalanx.collectives._barrier import barrier
+    from phalanx.collectives._coalescing import coalescing_manager
+    from phalanx.collectives._functional import (
+        all_gather_tensor,
+        all_gather_v,
+        all_reduce,
+        all_reduce_,
+        all_to_all_single,
+        broadcast,
+        broadcast_,
+        reduce_scatter_tensor,
+        reduce_scatter_v,
+        wait_tensor,
+    )
+    from phalanx.collectives._functional_coalesced import (
+        all_gather_into_tensor_coalesced,
+        all_reduce_coalesced,
+        reduce_scatter_tensor_coalesced,
+    )
+    from phalanx.collectives._functional_inplace import (
+        all_gather_inplace,
+        all_gather_single,
+        all_gather_single_autograd,
+        all_gather_single_coalesced,
+        all_gather_tensor_autograd,
+        all_gather_tensor_inplace,
+        all_reduce_inplace,
+        all_to_all_inplace,
+        all_to_all_single_autograd,
+        broadcast_inplace,
+        permute_tensor,
+        reduce_scatter_inplace,
+        reduce_scatter_single,
+        reduce_scatter_single_autograd,
+        reduce_scatter_single_coalesced,
+        reduce_scatter_tensor_autograd,
+        reduce_scatter_tensor_inplace,
+    )
+    from phalanx.collectives._op_table import form_of
+    from phalanx.collectives._p2p import P2POp, batch_isend_irecv, irecv, isend, recv, send
+    from phalanx.collectives._p2p_ops import batch_p2p_ops_inplace, irecv_inplace, isend_inplace
+    from phalanx.collectives._process_group import (
+        RANK_TYPES,
+        GroupLike,
+        core_group,
+        enable_group,
+        finalize,
+        is_core_group,
+        process_group_of,
+    )
+    from phalanx.collectives._registry import check_group
+    from phalanx.collectives._torch_compat import allow_inflight_collective_as_graph_input_ctx
+finally:
+    if _collects_garbage:
+        gc.enable()
 
 __all__ = [
     "RANK_TYPES",
