@@ -310,6 +310,39 @@ TEST(a_timeout_holds_while_another_thread_is_inside_the_channel) {
   });
 }
 
+TEST(works_that_run_out_of_time_together_name_the_rank_that_did_not_come) {
+  constexpr int kThreads = 4, kEach = 4, kGroups = 25;
+  ranks::as_threads(2, [](int rank, phx_world *world) {
+    const int32_t both[] = {0, 1};
+    for (int i = 0; i < kGroups; ++i) {
+      phx_group *group = nullptr;
+      CHECK_OK(phx_group_create(world, ("g" + std::to_string(i)).c_str(), both, 2, kLongMs, &group));
+      if (rank == 0) {
+        float a = 1, sums[kThreads * kEach]{};
+        phx_work *works[kThreads * kEach]{};
+        const phx_options options = within(kLongMs);
+        for (size_t k = 0; k < std::size(works); ++k)
+          CHECK_OK(phx_all_reduce(group, &a, &sums[k], 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, &works[k]));
+        std::atomic<int> ready{0};
+        std::vector<std::thread> threads;
+        for (int t = 0; t < kThreads; ++t)
+          threads.emplace_back([&, t] {
+            for (++ready; ready < kThreads;) std::this_thread::yield();
+            for (int k = 0; k < kEach; ++k)
+              CHECK_FAILS(PHX_ERR_TIMEOUT, "still waits for rank 1", phx_work_expire(works[t * kEach + k], 30));
+          });
+        for (std::thread &thread : threads) thread.join();
+        for (phx_work *work : works) phx_work_release(work);
+      } else {
+        phx_error_info cause{};
+        cause.struct_size = sizeof cause;
+        while (phx_group_get_error(group, &cause) == PHX_ERR_NOT_FOUND) usleep(1000);
+      }
+      phx_group_release(group);
+    }
+  });
+}
+
 TEST(a_timeout_holds_while_another_thread_is_in_a_rendezvous_or_barrier) {
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);

@@ -11,6 +11,10 @@
 namespace phx {
 namespace {
 
+// How long a wait whose time is over still waits for its turn: what another thread of this rank is about to find out in
+// the channel, that a rank does not come, is what this one waited for, too.
+constexpr int64_t kTurnAfterMs = 200;
+
 const char *name_of(const Operation &operation) { return phx::name_of(operation.record); }
 
 }  // namespace
@@ -316,8 +320,11 @@ phx_status Engine::wait(const CollectiveWork &work, int64_t timeout_ms) {
   if (work.complete()) return work.report();
   LazyDeadline until = deadline(timeout_ms);
   Turn turn(mutex_, std::defer_lock);
-  if (!take_turn(turn, until))
-    return work.complete() ? work.report() : raise_turn(name_of(work.operation()), until, false);
+  if (!take_turn(turn, until)) {
+    LazyDeadline after = deadline(kTurnAfterMs);
+    if (!take_turn(turn, after))
+      return work.complete() ? work.report() : raise_turn(name_of(work.operation()), until, false);
+  }
   while (!work.complete()) {
     publish_queued(until);  // an error is returned again when its operation comes to the front
     complete_front(until, true);
