@@ -44,12 +44,18 @@ struct BF16 {
   }
 };
 
+// Where the block for or from a rank begins.
+uint64_t place_of(const phxb_plan &plan, int rank) { return (plan.count + plan.gap) * static_cast<uint64_t>(rank); }
+
 template <class T>
-void fill_as(const phxb_plan &plan, uint64_t iteration, uint64_t count) {
-  auto *in = static_cast<typename T::Stored *>(plan.in);
+void fill_as(const phxb_plan &plan, uint64_t iteration, int blocks) {
   const uint32_t phase = phase_of(plan.rank, iteration);
   const int shift = shift_of(plan.ranks);
-  for (uint64_t i = 0; i < count; ++i) in[i] = T::store(value_of(i, phase, shift));
+  for (int block = 0; block < blocks; ++block) {
+    auto *in = static_cast<typename T::Stored *>(plan.in) + place_of(plan, block);
+    const uint64_t first = plan.count * static_cast<uint64_t>(block);
+    for (uint64_t i = 0; i < plan.count; ++i) in[i] = T::store(value_of(first + i, phase, shift));
+  }
 }
 
 // out[0 .. count) must hold the elements from `first` on of the input of each rank in [from, to), summed.
@@ -94,7 +100,7 @@ int32_t check_as(const phxb_plan &plan, uint64_t iteration, phxb_failure *failur
     case PHXB_ALL_GATHER:
     case PHXB_ALL_TO_ALL:
       for (int rank = 0; rank < plan.ranks && status == PHXB_OK; ++rank)
-        status = compare<T>(plan, out, count * static_cast<uint64_t>(rank), count,
+        status = compare<T>(plan, out, place_of(plan, rank), count,
                             plan.collective == PHXB_ALL_TO_ALL ? mine : 0, rank, rank + 1, iteration, failure);
       return status;
     default: return PHXB_OK;
@@ -113,17 +119,17 @@ bool valid(const phxb_plan &plan) {
 }
 
 void fill(const phxb_plan &plan, uint64_t iteration) {
-  uint64_t count = plan.count;
+  int blocks = 1;
   switch (plan.collective) {
     case PHXB_BARRIER: return;
     case PHXB_BROADCAST:
       if (plan.rank != plan.root) return;  // what is there is the result of another iteration: wrong until overwritten
       break;
     case PHXB_REDUCE_SCATTER:
-    case PHXB_ALL_TO_ALL: count *= static_cast<uint64_t>(plan.ranks); break;
+    case PHXB_ALL_TO_ALL: blocks = plan.ranks; break;
     default: break;
   }
-  plan.dtype == PHXB_F32 ? fill_as<F32>(plan, iteration, count) : fill_as<BF16>(plan, iteration, count);
+  plan.dtype == PHXB_F32 ? fill_as<F32>(plan, iteration, blocks) : fill_as<BF16>(plan, iteration, blocks);
 }
 
 int32_t check(const phxb_plan &plan, uint64_t iteration, phxb_failure *failure) {

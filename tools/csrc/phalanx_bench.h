@@ -48,7 +48,7 @@ typedef struct phxb_plan {
   uint32_t warm_up; /* calls before those that count */
   uint32_t calls;   /* that count */
   uint32_t flags;
-  uint32_t reserved;
+  uint32_t gap;   /* elements between two blocks of `count` elements of an input or an output: those of a list */
   uint64_t count; /* elements, see the collective */
   void *in;
   void *out;

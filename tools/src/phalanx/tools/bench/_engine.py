@@ -120,13 +120,25 @@ class Engine:
         plan.dtype = _native.DTYPES[request.dtype]
         plan.rank, plan.ranks, plan.root = self.seat.rank, self.seat.ranks, 0
         plan.count = request.count
+        plan.gap = self.gap(request)
         return plan
 
     def sizes(self, request: Request) -> tuple[int, int]:
         """Bytes of input and output of this rank."""
-        block = request.count * _native.DTYPE_BYTES[request.dtype]
+        block = (request.count + self.gap(request)) * _native.DTYPE_BYTES[request.dtype]
         given, taken = _native.blocks(request.collective, self.seat.ranks)
         return given * block, taken * block
+
+    def gap(self, request: Request) -> int:
+        """Elements between two blocks."""
+        return _native.GAP_BYTES // _native.DTYPE_BYTES[request.dtype] if request.variant == "list" else 0
+
+    def places(self, request: Request) -> list[int]:
+        """For each rank, where the block for or from it begins, in bytes."""
+        return [
+            rank * (request.count + self.gap(request)) * _native.DTYPE_BYTES[request.dtype]
+            for rank in range(self.seat.ranks)
+        ]
 
     def with_memory(self, request: Request, in_place: bool = False, kind: type[Measured] = Measured) -> Measured:
         """A plan with ordinary memory. A broadcast is in place always."""

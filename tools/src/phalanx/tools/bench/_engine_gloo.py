@@ -26,7 +26,7 @@ def tensor_at(torch: Any, address: int, size: int, dtype: str) -> Any:
 
 
 class GlooEngine(Engine):
-    """Variants: "user" at the level of C; at that of Python "torch.distributed" and "functional"."""
+    """Variants: "user" and "list" at the level of C; at that of Python "torch.distributed" and "functional"."""
 
     def start(self, invitation: str) -> dict[str, str]:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -73,6 +73,8 @@ class GlooEngine(Engine):
         if request.collective == "barrier":
             return lambda: dist.barrier()
         given, taken = tensors
+        if request.variant == "list":
+            return self._list(request, given, taken)
         if request.variant == "functional":
             functional = importlib.import_module("._torch_compat", __package__).functional_collectives
             return lambda: functional.wait_tensor(functional.all_reduce(given, "sum", dist.group.WORLD))
@@ -92,6 +94,17 @@ class GlooEngine(Engine):
             return taken
 
         return call
+
+    def _list(self, request: Request, given: Any, taken: Any) -> Callable[[], Any]:
+        places = [at // _native.DTYPE_BYTES[request.dtype] for at in self.places(request)]
+        ins, outs = ([whole[at : at + request.count] for at in places] for whole in (given, taken))
+        match request.collective:
+            case "all_gather":
+                return lambda: self.dist.all_gather(outs, ins[0])
+            case "all_to_all":
+                return lambda: self.dist.all_to_all(outs, ins)
+            case _:
+                return lambda: self.dist.reduce_scatter(outs[0], ins)
 
     def end(self) -> None:
         self.dist.destroy_process_group()

@@ -27,7 +27,7 @@ def loaded_library() -> str:
 
 
 class MpiEngine(Engine):
-    """One variant: "user"."""
+    """Variants: "user", and "list" for blocks that lie apart."""
 
     def start(self, invitation: str) -> dict[str, str]:
         self.mpi = importlib.import_module("mpi4py.MPI")  # calls MPI_Init_thread
@@ -48,6 +48,9 @@ class MpiEngine(Engine):
         given, taken, count = plan.input or 0, plan.output or 0, request.count
         barrier = self._call("MPI_Barrier", comm)
         plan.barrier = barrier
+        if request.variant == "list":
+            plan.timed = self._list(measured, request, dtype, comm)
+            return measured
         match request.collective:
             case "barrier":
                 plan.timed = barrier
@@ -62,6 +65,24 @@ class MpiEngine(Engine):
             case "broadcast":
                 plan.timed = self._call("MPI_Bcast", given, count, dtype, 0, comm)
         return measured
+
+    def _list(self, measured: Measured, request: Request, dtype: int, comm: int) -> _native.Call:
+        ranks, places = self.seat.ranks, self.places(request)
+        given, taken = measured.plan.input or 0, measured.plan.output or 0
+        counts, starts = (ctypes.c_int * ranks)(*[request.count] * ranks), (ctypes.c_int * ranks)(*places)
+        if request.collective == "all_gather":
+            size = _native.DTYPE_BYTES[request.dtype]
+            starts = (ctypes.c_int * ranks)(*(at // size for at in places))
+            measured.keep = [counts, starts]
+            where = [ctypes.addressof(one) for one in measured.keep]
+            return self._call("MPI_Allgatherv", given, request.count, dtype, taken, *where, dtype, comm)
+        if request.collective != "all_to_all":
+            measured.close()
+            raise _native.UnsupportedError(f"MPI has no {request.collective} with lists of blocks")
+        handle = ctypes.c_int if self.mpi._sizeof(self.mpi.FLOAT) == ctypes.sizeof(ctypes.c_int) else ctypes.c_void_p
+        measured.keep = [counts, starts, (handle * ranks)(*[dtype] * ranks)]
+        where = [ctypes.addressof(one) for one in measured.keep]
+        return self._call("MPI_Alltoallw", given, *where, taken, *where, comm)
 
     def _dtype(self, request: Request) -> int:
         if request.dtype == "float32":

@@ -47,6 +47,8 @@ class OneCclEngine(Engine):
         return {"oneccl": f"{number.value // 10000}.{number.value // 100 % 100}"}
 
     def prepare(self, request: Request) -> Measured:
+        if request.variant == "list":
+            raise _native.UnsupportedError("it has no lists of blocks")
         measured = self.with_memory(request)
         plan, comm, dtype = measured.plan, self.comm.value or 0, _DTYPES[request.dtype]
         given, taken, count = plan.input or 0, plan.output or 0, request.count

@@ -27,7 +27,7 @@ def number(pointer: Any) -> int:
 
 
 class PhalanxEngine(Engine):
-    """Variants: "user" and "symmetric", the kind of memory."""
+    """Variants: "user" and "symmetric", the kind of memory; "list", ordinary memory in blocks that lie apart."""
 
     def start(self, invitation: str) -> dict[str, str]:
         store = FileStore(f"{self.seat.directory}/phalanx")
@@ -70,11 +70,29 @@ class PhalanxEngine(Engine):
             return measured
         given, taken = plan.input or 0, plan.output or 0
         tail = _tail(request)
+        if request.variant == "list":
+            given, taken = (
+                self._blocks(measured, place, request) if blocks > 1 else place
+                for place, blocks in zip(
+                    (given, taken), _native.blocks(request.collective, self.seat.ranks), strict=True
+                )
+            )
+            function = address(f"phx_{request.collective}_blocks")
+            plan.timed = _native.Call.of(function, group, given, taken, _native.DTYPES[request.dtype], *tail)
+            return measured
         buffers = (given,) if request.collective == "broadcast" else (given, taken)
         plan.timed = _native.Call.of(
             address(f"phx_{request.collective}"), group, *buffers, request.count, _native.DTYPES[request.dtype], *tail
         )
         return measured
+
+    def _blocks(self, measured: Measured, first: int, request: Request) -> int:
+        """The address of a list of blocks."""
+        listed = ffi.new(
+            "phx_block[]", [(ffi.cast("void *", first + at), request.count, 0, 0) for at in self.places(request)]
+        )
+        measured.keep.append(listed)
+        return number(listed)
 
     def _symmetric(self, request: Request) -> Measured:
         given, taken = self.sizes(request)

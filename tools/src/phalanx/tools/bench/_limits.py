@@ -121,7 +121,7 @@ def needs(collective: str, buffers: str, size: int, ranks: int, turns: int) -> l
 
     Args:
         collective: "all_reduce", ...
-        buffers: "user" or "symmetric".
+        buffers: "user", "symmetric" or "list".
         size: Bytes, as in the table.
         ranks: How many.
         turns: Ranks of a core.

@@ -15,7 +15,7 @@ from phalanx.tools.bench._run import Benchmark, Job
 from phalanx.tools.bench._team import TeamError
 
 SIZES = "256,1k,8k,64k,1m,4m,16m,64m"
-BUFFERS = ("user", "symmetric")
+BUFFERS = ("user", "symmetric", "list")
 LARGEST = 1 << 30
 STDOUT = Path("-")
 
@@ -103,9 +103,9 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--buffers",
         type=names_of(BUFFERS, "kind of buffer"),
-        default=BUFFERS,
+        default=BUFFERS[:2],
         metavar="KIND,...",
-        help="memory of Phalanx: user (ordinary), symmetric (default both)",
+        help="memory: user (ordinary), symmetric, list (ordinary, in blocks that lie apart); default user,symmetric",
     )
     add(
         "--rounds",

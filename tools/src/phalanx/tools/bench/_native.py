@@ -18,6 +18,8 @@ COLLECTIVES = {
 DTYPES = {"bfloat16": 2, "float32": 3}  # the numbers of phalanx.h
 DTYPE_BYTES = {"bfloat16": 2, "float32": 4}
 MAX_ARGUMENTS = 10
+LISTS = ("all_gather", "reduce_scatter", "all_to_all")  # what has a form with lists of blocks
+GAP_BYTES = 4096 + 64  # between two blocks of a list
 MAX_RANKS = 64
 CORRUPT = 1
 OK, BAD_PLAN, CALL_FAILED, WRONG_RESULT = 0, -1, -2, -3
@@ -58,7 +60,7 @@ class Plan(ctypes.Structure):
         ("warm_up", ctypes.c_uint32),
         ("calls", ctypes.c_uint32),
         ("flags", ctypes.c_uint32),
-        ("reserved", ctypes.c_uint32),
+        ("gap", ctypes.c_uint32),
         ("count", ctypes.c_uint64),
         ("input", ctypes.c_void_p),
         ("output", ctypes.c_void_p),

@@ -17,7 +17,7 @@ from typing import Any
 
 from phalanx.tools._progress import Progress
 from phalanx.tools.bench import _limits, _peers
-from phalanx.tools.bench._native import COLLECTIVES, CORRUPT, DTYPE_BYTES, blocks, library_path
+from phalanx.tools.bench._native import COLLECTIVES, CORRUPT, DTYPE_BYTES, LISTS, blocks, library_path
 from phalanx.tools.bench._peers import OTHER
 from phalanx.tools.bench._team import Team, TeamAbsentError, TeamError
 
@@ -48,7 +48,7 @@ class Job:
         sizes: Bytes.
         ranks: How many processes each participant has.
         dtypes: Names.
-        buffers: "user", "symmetric".
+        buffers: "user", "symmetric", "list".
         rounds: How often each participant has its turn for each row.
         round_ms: How long a turn is meant to take.
         peers: Names.
@@ -189,6 +189,8 @@ class Benchmark:
     def _plan(self) -> Iterator[tuple[str, str, int, int]]:
         """Collective, dtype, elements of a block and bytes of each row."""
         for collective in self.job.collectives:
+            if self.job.buffers == ("list",) and collective not in LISTS:
+                continue
             for dtype in self.job.dtypes if collective != "barrier" else self.job.dtypes[:1]:
                 for count, size in self._counts(collective, dtype):
                     yield collective, dtype, count, size
@@ -241,16 +243,19 @@ class Benchmark:
         counts = dict.fromkeys(max(1, size // unit) for size in self.job.sizes)
         return [(count, count * unit) for count in counts]
 
-    def _variants(self, name: str) -> tuple[str, ...]:
+    def _variants(self, name: str, collective: str) -> tuple[str, ...]:
         if self.job.level == "python":
             return PYTHON_WAYS if name == "python" else GLOO_WAYS
-        return self.job.buffers if name in (OWN, OTHER) else ("user",)
+        buffers = [each for each in self.job.buffers if each != "list" or collective in LISTS]
+        if name not in (OWN, OTHER):
+            buffers = ["list" if each == "list" else "user" for each in buffers]
+        return tuple(dict.fromkeys(buffers))
 
     def _row(self, collective: str, dtype: str, count: int, size: int) -> Iterator[dict[str, Any]]:
         lanes: list[Lane] = []
         absent: dict[tuple[str, str], str] = {}
         for name in self._names:
-            for variant in self._variants(name):
+            for variant in self._variants(name, collective):
                 if name not in self._teams:
                     absent[name, variant] = self._absent[name]
                     continue
@@ -286,7 +291,7 @@ class Benchmark:
                 self._lose(name, str(error))
         measured = {(lane.team.name, lane.variant): lane for lane in lanes if lane.team.name in self._teams}
         for name in self._names:
-            for variant in self._variants(name):
+            for variant in self._variants(name, collective):
                 row = {"collective": collective, "dtype": dtype, "bytes": size, "who": name, "variant": variant}
                 if (name, variant) in measured:
                     row |= self._figures(measured[name, variant], collective, size)

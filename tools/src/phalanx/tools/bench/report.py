@@ -121,9 +121,15 @@ def by_way(rows: list[dict[str, Any]]) -> dict[tuple[int, str, str], dict[str, A
     return {(row["bytes"], row["who"], row["variant"]): row for row in rows}
 
 
-def best_peer(rows: list[dict[str, Any]], size: int) -> dict[str, Any] | None:
+def of_peers(variant: str) -> str:
+    """The variant of peers that one of Phalanx is compared with."""
+    return "list" if variant == "list" else "user"
+
+
+def best_peer(rows: list[dict[str, Any]], size: int, variant: str = "user") -> dict[str, Any] | None:
     """The fastest row of a peer at a size."""
     found = [row for row in rows if row["bytes"] == size and row["who"] in PEERS and "median_us" in row]
+    found = [row for row in found if row["variant"] == of_peers(variant)]
     return min(found, key=lambda row: float(row["median_us"]), default=None)
 
 
@@ -140,7 +146,7 @@ def _c_table(collective: str, dtype: str, rows: list[dict[str, Any]], result: di
         f" {'best peer':14} {'/ peer':>6} | {'/ limit':>7}"
     )
     for size, variant, row in own:
-        best = best_peer(rows, size)
+        best = best_peer(rows, size, variant)
         text = f" {size:>11,} {variant:9} "
         if "median_us" in row:
             text += " ".join(f"{_us(row[key]):>9}" for key in ("median_us", "p10_us", "p90_us"))
@@ -158,7 +164,7 @@ def _c_table(collective: str, dtype: str, rows: list[dict[str, Any]], result: di
     )
     for size, variant, row in own:
         text = f" {size:>11,} {variant:9} {_us(row.get('limit', {}).get('us')):>9}"
-        text += "".join(f" {_us(ways.get((size, name, 'user'), {}).get('median_us')):>9}" for name in peers)
+        text += "".join(f" {_us(ways.get((size, name, of_peers(variant)), {}).get('median_us')):>9}" for name in peers)
         if against:
             other = ways.get((size, OTHER, variant), {}).get("median_us")
             text += f" {_us(other):>9} {_ratio(row, other):>7}"
@@ -263,7 +269,7 @@ def _panel(axis: Any, collective: str, dtype: str, result: dict[str, Any]) -> No
         if result["level"] == "python":
             name = way(row)
         elif row["who"] in PEERS:
-            name = PEERS[row["who"]].title
+            name = PEERS[row["who"]].title + (", list" if row["variant"] == "list" else "")
         else:
             name = f"Phalanx, {row['variant']}"
             if "limit" in row:
