@@ -100,8 +100,8 @@ int32_t check_as(const phxb_plan &plan, uint64_t iteration, phxb_failure *failur
     case PHXB_ALL_GATHER:
     case PHXB_ALL_TO_ALL:
       for (int rank = 0; rank < plan.ranks && status == PHXB_OK; ++rank)
-        status = compare<T>(plan, out, place_of(plan, rank), count,
-                            plan.collective == PHXB_ALL_TO_ALL ? mine : 0, rank, rank + 1, iteration, failure);
+        status = compare<T>(plan, out, place_of(plan, rank), count, plan.collective == PHXB_ALL_TO_ALL ? mine : 0, rank,
+                            rank + 1, iteration, failure);
       return status;
     default: return PHXB_OK;
   }

@@ -185,6 +185,23 @@ def test_another_installation_is_measured_in_the_same_rounds(tmp_path, capsys):
     assert "other libphalanx" in json.loads(path.read_text())["versions"]
 
 
+def test_lists_of_blocks_are_measured_where_a_collective_has_them(tmp_path, capsys):
+    path = tmp_path / "result.json"
+    peers = [] if importlib.util.find_spec("torch") is None else ["--peers", "gloo"]
+    arguments = ["--ranks", "3", "--dtypes", "float32,bfloat16", "--buffers", "user,list"]
+    assert _main.main([*TINY, *peers, *arguments, "--collectives", "all_reduce,all_to_all", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    own = {(row["collective"], row["variant"]) for row in rows if row["who"] == "phalanx" and "median_us" in row}
+    assert own == {("all_reduce", "user"), ("all_to_all", "user"), ("all_to_all", "list")}
+    if peers:
+        assert {row["variant"] for row in rows if row["who"] == "gloo" and "median_us" in row} == {"user", "list"}
+    assert _main.main([*TINY, "--buffers", "list", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["rows"]
+    assert {row["collective"] for row in rows} == {"all_gather", "reduce_scatter", "all_to_all"}
+    assert {row["variant"] for row in rows} == {"list"}
+    assert "list" in capsys.readouterr().out
+
+
 def test_gloo_is_measured_in_the_same_run(tmp_path):
     pytest.importorskip("torch", reason="needs torch")
     path = tmp_path / "result.json"
@@ -286,7 +303,7 @@ def test_the_failure_of_phalanx_is_the_failure_of_the_run(monkeypatch):
         (["--rounds", "0"], "expected a whole number of 1 or more, got '0'"),
         (["--round-ms", "nan"], "expected a positive number, got 'nan'"),
         (["--dtypes", "float64"], "unknown dtype 'float64' (choose from"),
-        (["--buffers", "device"], "unknown kind of buffer 'device' (choose from user, symmetric)"),
+        (["--buffers", "device"], "unknown kind of buffer 'device' (choose from user, symmetric, list)"),
         (["--peers", "nccl"], "unknown peer 'nccl' (choose from gloo"),
         (["--level", "python", "--collectives", "barrier"], "--level python measures all_reduce only"),
         (["--level", "python", "--peers", "mpich"], "--level python has no peer mpich"),

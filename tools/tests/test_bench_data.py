@@ -84,6 +84,25 @@ def test_inputs_are_what_the_formula_says_and_nothing_beyond_them_is_written(col
     assert bytes(given) == written + b"\xee" * (len(given) - len(written))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_of_a_list_lie_apart(dtype):
+    size, gap = _native.DTYPE_BYTES[dtype], 5
+    each = (COUNT + gap) * size
+    given, taken = (ctypes.c_uint8 * (RANKS * each))(*[0xEE] * (RANKS * each)), (ctypes.c_uint8 * (RANKS * each))()
+    plan = plan_of("all_to_all", dtype, 1, given, taken)
+    plan.gap = gap
+    assert _native.Library(str(PATH)).lib.phxb_fill(plan, 41) == _native.OK
+    for block in range(RANKS):
+        values = encode(dtype, [value(1, block * COUNT + i, 41) for i in range(COUNT)])
+        assert bytes(given)[block * each : (block + 1) * each] == values + b"\xee" * gap * size
+    wanted = expected("all_to_all", 1, 41)
+    for block in range(RANKS):
+        assert check(plan, 41)[0] == _native.WRONG_RESULT
+        values = encode(dtype, wanted[block * COUNT : (block + 1) * COUNT])
+        taken[block * each : block * each + len(values)] = values
+    assert check(plan, 41)[0] == _native.OK
+
+
 def test_sums_stay_exact_in_bfloat16_for_the_most_ranks():
     given = (ctypes.c_float * COUNT)()
     largest = 0.0

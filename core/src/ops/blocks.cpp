@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 
 #include "base/error.h"
 #include "group/group.h"
@@ -13,6 +14,7 @@ namespace {
 
 // The memory from the first to the last byte of a block, and its rows.
 struct Range {
+  Range() = default;
   Range(const phx_block &block, size_t item, bool written_to, bool may_alias)
       : begin(reinterpret_cast<uintptr_t>(block.data)),
         end(begin + block.count * item),
@@ -26,9 +28,9 @@ struct Range {
     stride = block.stride * item;
   }
 
-  uintptr_t begin, end;
-  size_t row, stride = 0;  // bytes; 0: one row
-  bool written, own;
+  uintptr_t begin = 0, end = 0;
+  size_t row = 0, stride = 0;  // bytes; 0: one row
+  bool written = false, own = false;
 };
 
 // Whether two ranges that overlap have no byte in common, because the rows of one lie between those of the other.
@@ -58,15 +60,16 @@ void *adjacent(const phx_block *blocks, int n, size_t item) {
 }
 
 bool blocks_overlap(const phx_block *in, size_t ins, const phx_block *out, size_t outs, size_t item, size_t self) {
-  std::vector<Range> ranges;
-  ranges.reserve(ins + outs);
+  Range few[8];
+  std::vector<Range> many(ins + outs <= std::size(few) ? 0 : ins + outs);
+  Range *const ranges = many.empty() ? few : many.data(), *end = ranges;
   for (size_t i = 0; i < ins; ++i)
-    if (in[i].count != 0) ranges.emplace_back(in[i], item, false, ins == 1 || i == self);
+    if (in[i].count != 0) *end++ = Range(in[i], item, false, ins == 1 || i == self);
   for (size_t i = 0; i < outs; ++i)
-    if (out[i].count != 0) ranges.emplace_back(out[i], item, true, outs == 1 || i == self);
-  std::sort(ranges.begin(), ranges.end(), [](const Range &a, const Range &b) { return a.begin < b.begin; });
-  for (auto a = ranges.begin(); a != ranges.end(); ++a)
-    for (auto b = a + 1; b != ranges.end() && b->begin < a->end; ++b) {
+    if (out[i].count != 0) *end++ = Range(out[i], item, true, outs == 1 || i == self);
+  std::sort(ranges, end, [](const Range &a, const Range &b) { return a.begin < b.begin; });
+  for (const Range *a = ranges; a != end; ++a)
+    for (const Range *b = a + 1; b != end && b->begin < a->end; ++b) {
       if (!a->written && !b->written) continue;
       const bool alias = self != SIZE_MAX && a->own && b->own && a->written != b->written && a->begin == b->begin &&
                          a->end == b->end && a->stride == 0 && b->stride == 0;
@@ -76,19 +79,19 @@ bool blocks_overlap(const phx_block *in, size_t ins, const phx_block *out, size_
 }
 
 Blocks::Blocks(const void *base, const size_t *counts, size_t item, int n)
-    : base_(address(base)), item_(item), list_(new phx_block[n]), n_(n) {
+    : base_(address(base)), item_(item), n_(n), listed_(true), many_(n <= kFew ? nullptr : new phx_block[n]) {
   char *at = base_;
   for (int i = 0; i < n; ++i) {
-    list_[i] = {at, counts[i], 0, 0};
+    list()[i] = {at, counts[i], 0, 0};
     at += counts[i] * item;
     largest_ = std::max(largest_, counts[i]);
   }
 }
 
 Blocks::Blocks(const void *base, const phx_block *blocks, size_t item, int n)
-    : base_(address(base)), item_(item), list_(new phx_block[n]), n_(n) {
+    : base_(address(base)), item_(item), n_(n), listed_(true), many_(n <= kFew ? nullptr : new phx_block[n]) {
   for (int i = 0; i < n; ++i) {
-    phx_block &block = list_[i] = blocks[i];
+    phx_block &block = list()[i] = blocks[i];
     if (block.count <= block.row || block.stride == block.row) block.row = block.stride = 0;
     if (block.count == 0) block.data = base_;
     largest_ = std::max(largest_, block.count);
@@ -100,9 +103,9 @@ void Blocks::keep(size_t limit, std::vector<char> *copies) {
   if (bytes == 0 || bytes > limit) return;
   copies->resize(bytes);
   char *to = copies->data();
-  if (list_ == nullptr) std::memcpy(to, base_, bytes);
-  for (int i = 0; list_ != nullptr && i < n_; ++i) {
-    phx_block &block = list_[i];
+  if (!listed_) std::memcpy(to, base_, bytes);
+  for (int i = 0; listed_ && i < n_; ++i) {
+    phx_block &block = list()[i];
     each(i, 0, block.count, [&](const char *at, size_t done, size_t size) { std::memcpy(to + done, at, size); });
     block = {to, block.count, 0, 0};
     to += block.count * item_;

@@ -26,26 +26,26 @@ class Blocks {
   // `base`: where the first of them lies, if they lie one after another; otherwise `start` may not be called.
   Blocks(const void *base, const phx_block *blocks, size_t item, int n);
 
-  size_t count(int rank) const { return list_ == nullptr ? largest_ : list_[rank].count; }
+  size_t count(int rank) const { return listed_ ? list()[rank].count : largest_; }
   size_t largest() const { return largest_; }
   size_t total() const {
-    if (list_ == nullptr) return largest_ * static_cast<size_t>(n_);
+    if (!listed_) return largest_ * static_cast<size_t>(n_);
     size_t total = 0;
-    for (int i = 0; i < n_; ++i) total += list_[i].count;
+    for (int i = 0; i < n_; ++i) total += list()[i].count;
     return total;
   }
   // Where a rank's block begins, if the blocks lie one after another.
   size_t start(int rank) const {
-    return list_ == nullptr ? rank * step_ : static_cast<size_t>(static_cast<char *>(list_[rank].data) - base_) / item_;
+    return listed_ ? static_cast<size_t>(static_cast<char *>(list()[rank].data) - base_) / item_ : rank * step_;
   }
 
   phx_block block(int rank) const {
-    return list_ != nullptr ? list_[rank] : phx_block{base_ + rank * step_ * item_, largest_, 0, 0};
+    return listed_ ? list()[rank] : phx_block{base_ + rank * step_ * item_, largest_, 0, 0};
   }
   // `count` elements of a rank's block, from `first` on, lie side by side: where. NULL: they lie in rows.
   char *dense(int rank, size_t first) const {
-    if (list_ == nullptr) return base_ + (rank * step_ + first) * item_;
-    const phx_block &block = list_[rank];
+    if (!listed_) return base_ + (rank * step_ + first) * item_;
+    const phx_block &block = list()[rank];
     return block.row == 0 ? static_cast<char *>(block.data) + first * item_ : nullptr;
   }
   // Calls `each(at, done, bytes)` for all places of `count` elements of a rank's block, from `first` on; `done` bytes
@@ -54,7 +54,7 @@ class Blocks {
   void each(int rank, size_t first, size_t count, const Each &each) const {
     if (count == 0) return;
     if (char *const at = dense(rank, first); at != nullptr) return each(at, size_t{0}, count * item_);
-    each_row(list_[rank], first, count, each);
+    each_row(list()[rank], first, count, each);
   }
   // Copies `count` elements of a rank's block, from `first` on.
   void copy_to(char *to, int rank, size_t first, size_t count, bool streaming = false) const {
@@ -83,14 +83,19 @@ class Blocks {
       done += some;
     }
   }
+  static constexpr int kFew = 4;  // blocks that take no memory of their own: allocating costs as much as a small copy
+  const phx_block *list() const { return n_ <= kFew ? few_ : many_.get(); }
+  phx_block *list() { return n_ <= kFew ? few_ : many_.get(); }
   static char *address(const void *base) { return const_cast<char *>(static_cast<const char *>(base)); }
 
   char *base_;
   size_t item_;  // bytes of an element
   size_t largest_ = 0;
-  size_t step_ = 0;                    // from one block to the next, if there is no list
-  std::unique_ptr<phx_block[]> list_;  // NULL: one count for all
-  int n_;                              // blocks
+  size_t step_ = 0;  // from one block to the next, if there is no list
+  int n_;            // blocks
+  bool listed_ = false;
+  phx_block few_[kFew];
+  std::unique_ptr<phx_block[]> many_;
 };
 
 // Where the blocks of a list lie one after another. NULL: they do not, or are empty.
