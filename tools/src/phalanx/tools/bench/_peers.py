@@ -75,6 +75,11 @@ OTHER = "other"  # the participant that is another installation of Phalanx
 AUTO = ("gloo", "mpich", "openmpi", "impi", "oneccl")
 
 
+def peer_variant(variant: str) -> str:
+    """The variant of peers that one of Phalanx is compared with."""
+    return "list" if variant == "list" else "user"
+
+
 def default_dir() -> Path:
     """Where the environments of the peers are, unless the command line says otherwise."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"

@@ -248,7 +248,7 @@ class Benchmark:
             return PYTHON_WAYS if name == "python" else GLOO_WAYS
         buffers = [each for each in self.job.buffers if each != "list" or collective in LISTS]
         if name not in (OWN, OTHER):
-            buffers = ["list" if each == "list" else "user" for each in buffers]
+            buffers = list(map(_peers.peer_variant, buffers))
         return tuple(dict.fromkeys(buffers))
 
     def _row(self, collective: str, dtype: str, count: int, size: int) -> Iterator[dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from phalanx.core.commands import Parser
 from phalanx.tools._arguments import new_file, short
-from phalanx.tools.bench._peers import OTHER, PEERS
+from phalanx.tools.bench._peers import OTHER, PEERS, peer_variant
 
 SIZE_OF = {
     "all_reduce": "bytes of each rank's input, and of its output",
@@ -121,15 +121,10 @@ def by_way(rows: list[dict[str, Any]]) -> dict[tuple[int, str, str], dict[str, A
     return {(row["bytes"], row["who"], row["variant"]): row for row in rows}
 
 
-def of_peers(variant: str) -> str:
-    """The variant of peers that one of Phalanx is compared with."""
-    return "list" if variant == "list" else "user"
-
-
 def best_peer(rows: list[dict[str, Any]], size: int, variant: str = "user") -> dict[str, Any] | None:
     """The fastest row of a peer at a size."""
     found = [row for row in rows if row["bytes"] == size and row["who"] in PEERS and "median_us" in row]
-    found = [row for row in found if row["variant"] == of_peers(variant)]
+    found = [row for row in found if row["variant"] == peer_variant(variant)]
     return min(found, key=lambda row: float(row["median_us"]), default=None)
 
 
@@ -164,7 +159,7 @@ def _c_table(collective: str, dtype: str, rows: list[dict[str, Any]], result: di
     )
     for size, variant, row in own:
         text = f" {size:>11,} {variant:9} {_us(row.get('limit', {}).get('us')):>9}"
-        text += "".join(f" {_us(ways.get((size, name, of_peers(variant)), {}).get('median_us')):>9}" for name in peers)
+        text += "".join(f" {_us(ways.get((size, name, peer_variant(variant)), {}).get('median_us')):>9}" for name in peers)
         if against:
             other = ways.get((size, OTHER, variant), {}).get("median_us")
             text += f" {_us(other):>9} {_ratio(row, other):>7}"
