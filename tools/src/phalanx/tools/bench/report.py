@@ -159,7 +159,8 @@ def _c_table(collective: str, dtype: str, rows: list[dict[str, Any]], result: di
     )
     for size, variant, row in own:
         text = f" {size:>11,} {variant:9} {_us(row.get('limit', {}).get('us')):>9}"
-        text += "".join(f" {_us(ways.get((size, name, peer_variant(variant)), {}).get('median_us')):>9}" for name in peers)
+        theirs = [ways.get((size, name, peer_variant(variant)), {}) for name in peers]
+        text += "".join(f" {_us(one.get('median_us')):>9}" for one in theirs)
         if against:
             other = ways.get((size, OTHER, variant), {}).get("median_us")
             text += f" {_us(other):>9} {_ratio(row, other):>7}"
