@@ -14,6 +14,7 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     torch.manual_seed(rank)  # other data on each rank
+    loss = torch.zeros(())
     for _ in range(200):
         x = torch.randn(32, 8)
         loss = (model(x) - x.sum(1, keepdim=True)).square().mean()

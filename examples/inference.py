@@ -22,7 +22,7 @@ HIDDEN, INNER, WORDS, REQUESTS, STEPS = 64, 256, 500, 3, 6
 class Communicator:
     """The communicator of a group. Ranks are those within the group."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: pc.GroupLike) -> None:
         self.group = group
 
     def all_reduce(self, input_: torch.Tensor) -> torch.Tensor:
@@ -81,8 +81,8 @@ def one_process() -> torch.Tensor:
 def engine() -> torch.Tensor:
     rank = dist.get_rank()
     stage, shard = divmod(rank, SHARDS)
-    tensor_groups = [dist.new_group([s * SHARDS, s * SHARDS + 1]) for s in range(STAGES)]
-    stage_groups = [dist.new_group([r, r + SHARDS]) for r in range(SHARDS)]
+    tensor_groups: list[Any] = [dist.new_group([s * SHARDS, s * SHARDS + 1]) for s in range(STAGES)]
+    stage_groups: list[Any] = [dist.new_group([r, r + SHARDS]) for r in range(SHARDS)]
     tp, pp = Communicator(tensor_groups[stage]), Communicator(stage_groups[shard])
     model = weights()
     up = model[f"up {stage}"].chunk(SHARDS, 1)[shard]
