@@ -13,7 +13,7 @@ namespace {
 
 // How long a wait whose time is over still waits for its turn: what another thread of this rank is about to find out in
 // the channel, that a rank does not come, is what this one waited for, too.
-constexpr int64_t kTurnAfterMs = 200;
+constexpr int64_t kTurnAfterMs = 1000;
 
 const char *name_of(const Operation &operation) { return phx::name_of(operation.record); }
 
