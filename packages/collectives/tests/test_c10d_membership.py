@@ -291,7 +291,8 @@ def again_and_again(rank, size):
         assert pc.all_reduce(torch.ones(1), "sum", dist.group.WORLD).item() == size
         dist.barrier()
         counts.append(held())
-    assert counts[-1] == counts[1], counts
+    first, last = (list(map(min, zip(*some, strict=True))) for some in (counts[1:6], counts[-5:]))
+    assert first == last, counts  # the least of several: a connection may be about to go
     everybody_is_done(rank, range(size))
     dist.destroy_process_group()
 
