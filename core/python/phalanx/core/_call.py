@@ -5,7 +5,7 @@ and a dtype (`Operand`), and `CallOptions` a phx_options. `call_async` makes the
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, TypedDict
 from weakref import WeakKeyDictionary
 
 from phalanx.core._handle import UINT32_MAX, UINT64_MAX, Handle, c_integer, c_timeout
@@ -13,7 +13,7 @@ from phalanx.core._lib import ffi, lib
 from phalanx.core.dtypes import Algo, DType, DTypeLike, algo_of, dtype_of, dtype_of_format
 from phalanx.core.errors import InvalidArgumentError, check
 from phalanx.core.memory import Device, Memory, c_device, device_of
-from phalanx.core.work import MaybeWork, OrphanedWorks, Work
+from phalanx.core.work import OrphanedWorks, Work
 
 # ---- the collectives -----------------------------------------------------------------------------
 
@@ -298,17 +298,37 @@ class CallOptions(MessageOptions, total=False):
     Attributes:
         algo: The algorithm; the same on all ranks.
         channel: The sequence of collectives that the call belongs to, below `Group.channels`; the same on all ranks.
-        timeout_ms: How long the start may wait, and the wait once more, in milliseconds; 0 is the default of the group.
         scale: The factor of "premul_sum"; the same on all ranks.
-        device: Where the buffers lie; None is the host. For a GPU, such as ("cuda", 0), give addresses or `Memory`.
-            Collectives of a `Symm` know it.
-        stream: The stream of the GPU: a CUstream as an integer (`torch.cuda.Stream.cuda_stream`); 0 is the default
-            stream. The call puts its work on it and returns, so there is no Work.
+        timeout_ms, device, stream: As in `MessageOptions`. Collectives of a `Symm` know the device.
     """
 
     algo: Algo | int | str
     channel: int
     scale: float
+
+
+class BlockingMessage(MessageOptions, total=False):  # returns None
+    blocking: Literal[True]
+
+
+class NonblockingMessage(MessageOptions):  # returns a Work
+    blocking: Literal[False]
+
+
+class AnyMessage(MessageOptions, total=False):
+    blocking: bool
+
+
+class Blocking(BlockingMessage, CallOptions, total=False):  # the same of collectives
+    pass
+
+
+class Nonblocking(NonblockingMessage, CallOptions):
+    pass
+
+
+class AnyCall(AnyMessage, CallOptions, total=False):
+    pass
 
 
 CALL_OPTIONS = CallOptions.__optional_keys__
@@ -368,14 +388,17 @@ def call_async(
     owner: Handle,
     orphans: OrphanedWorks,
     operands: tuple[Operand, ...],
-    blocking: bool,
-) -> MaybeWork:
-    """Call a function of the core whose last argument is a phx_work, and make a Work of it unless it blocks."""
+    options: AnyCall | AnyMessage,
+    known: frozenset[str] = CALL_OPTIONS,
+) -> Work | None:
+    """Call a function of the core that ends in phx_options and a phx_work; make a Work of it unless it blocks."""
+    blocking = options.pop("blocking", True)
+    made = c_options(options, known)
     orphans.sweep()
     if blocking:
-        check(function(*arguments, ffi.NULL))
+        check(function(*arguments, made, ffi.NULL))
         return None
     out = ffi.new("phx_work **")
-    check(function(*arguments, out))
+    check(function(*arguments, made, out))
     keep = tuple(operand.keep for operand in operands if operand.keep is not None)
     return Work(out[0], f"a work of {owner.what}", owner, keep, orphans.add)

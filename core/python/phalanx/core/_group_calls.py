@@ -1,7 +1,7 @@
 """The calls of a group: its collectives and messages."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, Protocol, Unpack, overload
+from typing import Any, Protocol, Unpack, overload
 
 from phalanx.core._blocks import is_list, resolve_blocks
 from phalanx.core._call import (
@@ -14,9 +14,14 @@ from phalanx.core._call import (
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
-    CallOptions,
+    AnyCall,
+    AnyMessage,
+    Blocking,
+    BlockingMessage,
     CollectiveSpec,
     MessageOptions,
+    Nonblocking,
+    NonblockingMessage,
     Operand,
     c_counts,
     c_options,
@@ -35,7 +40,7 @@ from phalanx.core.memory import Device, Memory, WorldOfMemory, device_of
 from phalanx.core.message import Message
 from phalanx.core.store import Store
 from phalanx.core.uncopied import Uncopied
-from phalanx.core.work import MaybeWork, OrphanedWorks, Work
+from phalanx.core.work import OrphanedWorks, Work
 
 REDUCTION_ORDERS = ("hosts", "ranks")  # PHX_REDUCTION_ORDER_HOSTS and PHX_REDUCTION_ORDER_RANKS, less 1
 
@@ -110,6 +115,36 @@ class GroupCalls(Uncopied):
 
     # ---- collectives that reduce ----------------------------------------------------------------
 
+    @overload
+    def all_reduce(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def all_reduce(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def all_reduce(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def all_reduce(
         self,
         source: Any,
@@ -117,10 +152,8 @@ class GroupCalls(Uncopied):
         count: int | None = None,
         dtype: DTypeLike = None,
         op: ReduceOpLike = ReduceOp.SUM,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """Reduce element by element over all ranks; every rank gets the same bits. Collective.
 
         Args:
@@ -129,8 +162,7 @@ class GroupCalls(Uncopied):
             count: Elements.
             dtype: Their type.
             op: The reduction.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            options: `blocking=False` to return a Work at once, and those of `CallOptions`.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -143,8 +175,38 @@ class GroupCalls(Uncopied):
             array('f', [3.0, 1.0])
         """
         target = source if out is None else out
-        return self._collective(ALL_REDUCE, source, target, count, dtype, (reduce_op_of(op),), blocking, options)
+        return self._collective(ALL_REDUCE, source, target, count, dtype, (reduce_op_of(op),), options)
 
+    @overload
+    def reduce_scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def reduce_scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def reduce_scatter(
         self,
         source: Any,
@@ -152,24 +214,18 @@ class GroupCalls(Uncopied):
         count: int | None = None,
         dtype: DTypeLike = None,
         op: ReduceOpLike = ReduceOp.SUM,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """Reduce over all ranks and give block r of the result to group rank r. Collective.
 
         Args:
             source: group_size * `count` elements; or a list of buffers, one for each rank, which may differ in length.
             out: `count` elements.
             count: Elements of one block; None with a list.
-            dtype: Their type.
-            op: The reduction.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            dtype, op, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> out = array("i", [0])
@@ -177,8 +233,38 @@ class GroupCalls(Uncopied):
             >>> out  # on rank 1
             array('i', [4])
         """
-        return self._collective(REDUCE_SCATTER, source, out, count, dtype, (reduce_op_of(op),), blocking, options)
+        return self._collective(REDUCE_SCATTER, source, out, count, dtype, (reduce_op_of(op),), options)
 
+    @overload
+    def reduce_scatter_v(
+        self,
+        source: Any,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        source: Any,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        source: Any,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def reduce_scatter_v(
         self,
         source: Any,
@@ -186,24 +272,18 @@ class GroupCalls(Uncopied):
         counts: Sequence[int],
         dtype: DTypeLike = None,
         op: ReduceOpLike = ReduceOp.SUM,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`reduce_scatter` with blocks of different lengths. Collective.
 
         Args:
             source: The blocks for all ranks, one after another.
             out: `counts[group_rank]` elements.
             counts: Elements that go to each group rank; the same list on all ranks.
-            dtype: Their type.
-            op: The reduction.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            dtype, op, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> out = array("i", [0] * (rank + 1))
@@ -213,11 +293,43 @@ class GroupCalls(Uncopied):
         """
         source_side, out_side = operand(source, "source", False), operand(out, "out", True)
         kind = resolve_dtype(dtype, (source_side, out_side))
-        sides = (("source", source_side, -1), ("out", out_side, self.group_rank))
-        listed = c_counts(counts, "counts", self, kind, *sides)
+        listed = c_counts(counts, "counts", self, kind, ("source", source_side, -1), ("out", out_side, self.group_rank))
         arguments = (source_side.pointer, out_side.pointer, listed, kind, reduce_op_of(op))
-        return self._call(lib.phx_reduce_scatter_v, arguments, (source_side, out_side), blocking, options)
+        return self._call(lib.phx_reduce_scatter_v, arguments, (source_side, out_side), options)
 
+    @overload
+    def reduce(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def reduce(
         self,
         source: Any,
@@ -226,25 +338,18 @@ class GroupCalls(Uncopied):
         dtype: DTypeLike = None,
         op: ReduceOpLike = ReduceOp.SUM,
         root_group_rank: int = 0,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`all_reduce` of which only the root gets the result. Collective.
 
         Args:
             source: `count` elements.
             out: `count` elements on the root, where it may be the source; not looked at elsewhere.
-            count: Elements.
-            dtype: Their type.
-            op: The reduction.
             root_group_rank: The rank that gets the result.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            count, dtype, op, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> x = array("i", [rank + 1])
@@ -253,33 +358,35 @@ class GroupCalls(Uncopied):
             array('i', [2])
         """
         root = c_root(root_group_rank, self)
-        return self._collective(REDUCE, source, out, count, dtype, (reduce_op_of(op), root), blocking, options, root)
+        return self._collective(REDUCE, source, out, count, dtype, (reduce_op_of(op), root), options, root)
 
     # ---- collectives that move ------------------------------------------------------------------
 
+    @overload
     def all_gather(
-        self,
-        source: Any,
-        out: Any,
-        count: int | None = None,
-        dtype: DTypeLike = None,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        self, source: Any, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[Blocking]
+    ) -> None: ...
+    @overload
+    def all_gather(
+        self, source: Any, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[Nonblocking]
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self, source: Any, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[AnyCall]
+    ) -> Work | None: ...
+    def all_gather(
+        self, source: Any, out: Any, count: int | None = None, dtype: DTypeLike = None, **options: Unpack[AnyCall]
+    ) -> Work | None:
         """Concatenate the inputs of all ranks in group rank order. Collective.
 
         Args:
             source: `count` elements.
             out: group_size * `count` elements; or a list of buffers, one for each rank, which may differ in length.
             count: Elements of one rank; None with a list.
-            dtype: Their type.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            dtype, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> out = array("i", [0, 0])
@@ -287,31 +394,33 @@ class GroupCalls(Uncopied):
             >>> out
             array('i', [5, 6])
         """
-        return self._collective(ALL_GATHER, source, out, count, dtype, (), blocking, options)
+        return self._collective(ALL_GATHER, source, out, count, dtype, (), options)
 
+    @overload
     def all_gather_v(
-        self,
-        source: Any,
-        out: Any,
-        counts: Sequence[int],
-        dtype: DTypeLike = None,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        self, source: Any, out: Any, counts: Sequence[int], dtype: DTypeLike = ..., **options: Unpack[Blocking]
+    ) -> None: ...
+    @overload
+    def all_gather_v(
+        self, source: Any, out: Any, counts: Sequence[int], dtype: DTypeLike = ..., **options: Unpack[Nonblocking]
+    ) -> Work: ...
+    @overload
+    def all_gather_v(
+        self, source: Any, out: Any, counts: Sequence[int], dtype: DTypeLike = ..., **options: Unpack[AnyCall]
+    ) -> Work | None: ...
+    def all_gather_v(
+        self, source: Any, out: Any, counts: Sequence[int], dtype: DTypeLike = None, **options: Unpack[AnyCall]
+    ) -> Work | None:
         """`all_gather` with blocks of different lengths. Collective.
 
         Args:
             source: `counts[group_rank]` elements.
             out: The blocks of all ranks, one after another.
             counts: Elements that come from each group rank; the same list on all ranks.
-            dtype: Their type.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            dtype, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> out = array("i", [0, 0, 0])
@@ -321,21 +430,25 @@ class GroupCalls(Uncopied):
         """
         source_side, out_side = operand(source, "source", False), operand(out, "out", True)
         kind = resolve_dtype(dtype, (source_side, out_side))
-        sides = (("source", source_side, self.group_rank), ("out", out_side, -1))
-        listed = c_counts(counts, "counts", self, kind, *sides)
+        listed = c_counts(counts, "counts", self, kind, ("source", source_side, self.group_rank), ("out", out_side, -1))
         arguments = (source_side.pointer, out_side.pointer, listed, kind)
-        return self._call(lib.phx_all_gather_v, arguments, (source_side, out_side), blocking, options)
+        return self._call(lib.phx_all_gather_v, arguments, (source_side, out_side), options)
 
+    @overload
     def all_to_all(
-        self,
-        source: Any,
-        out: Any,
-        count: int | None = None,
-        dtype: DTypeLike = None,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        self, source: Any, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[Blocking]
+    ) -> None: ...
+    @overload
+    def all_to_all(
+        self, source: Any, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[Nonblocking]
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self, source: Any, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[AnyCall]
+    ) -> Work | None: ...
+    def all_to_all(
+        self, source: Any, out: Any, count: int | None = None, dtype: DTypeLike = None, **options: Unpack[AnyCall]
+    ) -> Work | None:
         """Send block r of the input to group rank r, and get one block from each. Collective.
 
         Args:
@@ -343,13 +456,10 @@ class GroupCalls(Uncopied):
             out: group_size * `count` elements; block r comes from group rank r. Or both are lists of buffers, one for
                 each rank, which may differ in length.
             count: Elements of one block; None with lists.
-            dtype: Their type.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            dtype, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> out = array("i", [0, 0])
@@ -357,8 +467,38 @@ class GroupCalls(Uncopied):
             >>> out  # on rank 1
             array('i', [1, 11])
         """
-        return self._collective(ALL_TO_ALL, source, out, count, dtype, (), blocking, options)
+        return self._collective(ALL_TO_ALL, source, out, count, dtype, (), options)
 
+    @overload
+    def all_to_all_v(
+        self,
+        source: Any,
+        source_counts: Sequence[int],
+        out: Any,
+        out_counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def all_to_all_v(
+        self,
+        source: Any,
+        source_counts: Sequence[int],
+        out: Any,
+        out_counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def all_to_all_v(
+        self,
+        source: Any,
+        source_counts: Sequence[int],
+        out: Any,
+        out_counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def all_to_all_v(
         self,
         source: Any,
@@ -366,10 +506,8 @@ class GroupCalls(Uncopied):
         out: Any,
         out_counts: Sequence[int],
         dtype: DTypeLike = None,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`all_to_all` with blocks of different lengths. Collective.
 
         Args:
@@ -377,13 +515,10 @@ class GroupCalls(Uncopied):
             source_counts: Elements of each; entry j must equal `out_counts[this rank]` on rank j.
             out: Blocks one after another, one from each group rank.
             out_counts: Elements of each.
-            dtype: Their type.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            dtype, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> out = array("i", [0] * 2 * (rank + 1))
@@ -396,31 +531,52 @@ class GroupCalls(Uncopied):
         sent = c_counts(source_counts, "source_counts", self, kind, ("source", source_side, -1))
         received = c_counts(out_counts, "out_counts", self, kind, ("out", out_side, -1))
         arguments = (source_side.pointer, sent, out_side.pointer, received, kind)
-        return self._call(lib.phx_all_to_all_v, arguments, (source_side, out_side), blocking, options)
+        return self._call(lib.phx_all_to_all_v, arguments, (source_side, out_side), options)
 
+    @overload
+    def broadcast(
+        self,
+        buffer: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def broadcast(
+        self,
+        buffer: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self,
+        buffer: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def broadcast(
         self,
         buffer: Any,
         count: int | None = None,
         dtype: DTypeLike = None,
         root_group_rank: int = 0,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """Copy the buffer of one rank into those of all others. Collective.
 
         Args:
             buffer: `count` elements; read on the root, written on the others.
-            count: Elements.
-            dtype: Their type.
             root_group_rank: The rank whose buffer it is.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            count, dtype, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> x = array("i", [rank])
@@ -430,8 +586,38 @@ class GroupCalls(Uncopied):
         """
         root = c_root(root_group_rank, self)
         side, n, kind = resolve_one(buffer, "buffer", root != self.group_rank, count, dtype)
-        return self._call(lib.phx_broadcast, (side.pointer, n, kind, root), (side,), blocking, options)
+        return self._call(lib.phx_broadcast, (side.pointer, n, kind, root), (side,), options)
 
+    @overload
+    def gather(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def gather(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def gather(
+        self,
+        source: Any,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def gather(
         self,
         source: Any,
@@ -439,10 +625,8 @@ class GroupCalls(Uncopied):
         count: int | None = None,
         dtype: DTypeLike = None,
         root_group_rank: int = 0,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`all_gather` of which only the root gets the result. Collective.
 
         Args:
@@ -450,14 +634,11 @@ class GroupCalls(Uncopied):
             out: group_size * `count` elements on the root, or a list of buffers, one for each rank; not looked at
                 elsewhere.
             count: Elements of one rank; None with a list.
-            dtype: Their type.
             root_group_rank: The rank that gets the result.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            dtype, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> out = array("i", [0, 0])
@@ -466,8 +647,38 @@ class GroupCalls(Uncopied):
             array('i', [5, 6])
         """
         root = c_root(root_group_rank, self)
-        return self._collective(GATHER, source, out, count, dtype, (root,), blocking, options, root)
+        return self._collective(GATHER, source, out, count, dtype, (root,), options, root)
 
+    @overload
+    def scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        source: Any,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def scatter(
         self,
         source: Any,
@@ -475,10 +686,8 @@ class GroupCalls(Uncopied):
         count: int | None = None,
         dtype: DTypeLike = None,
         root_group_rank: int = 0,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """Give block r of the root's input to group rank r. Collective.
 
         Args:
@@ -486,14 +695,11 @@ class GroupCalls(Uncopied):
                 elsewhere, where it may be None.
             out: `count` elements.
             count: Elements of one block; None with a list.
-            dtype: Their type.
             root_group_rank: The rank whose blocks they are.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            dtype, options: As for `all_reduce`.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `all_reduce`.
 
         Example:
             >>> out = array("i", [0])
@@ -502,10 +708,43 @@ class GroupCalls(Uncopied):
             array('i', [6])
         """
         root = c_root(root_group_rank, self)
-        return self._collective(SCATTER, source, out, count, dtype, (root,), blocking, options, root)
+        return self._collective(SCATTER, source, out, count, dtype, (root,), options, root)
 
     # ---- messages -------------------------------------------------------------------------------
 
+    @overload
+    def send(
+        self,
+        source: Any,
+        peer_group_rank: int,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        *,
+        tag: int = ...,
+        **options: Unpack[BlockingMessage],
+    ) -> None: ...
+    @overload
+    def send(
+        self,
+        source: Any,
+        peer_group_rank: int,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        *,
+        tag: int = ...,
+        **options: Unpack[NonblockingMessage],
+    ) -> Work: ...
+    @overload
+    def send(
+        self,
+        source: Any,
+        peer_group_rank: int,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        *,
+        tag: int = ...,
+        **options: Unpack[AnyMessage],
+    ) -> Work | None: ...
     def send(
         self,
         source: Any,
@@ -514,9 +753,8 @@ class GroupCalls(Uncopied):
         dtype: DTypeLike = None,
         *,
         tag: int = 0,
-        blocking: bool = True,
-        **options: Unpack[MessageOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyMessage],
+    ) -> Work | None:
         """Send a message to one rank. Not collective.
 
         It meets the oldest receive there that names this rank (or `ANY_RANK`) and the tag. Messages to one rank with
@@ -529,8 +767,7 @@ class GroupCalls(Uncopied):
             count: Elements; the receiver must expect as many.
             dtype: Their type, the same there.
             tag: 0 to 2**32 - 1.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `MessageOptions`.
+            options: `blocking=False` to return a Work at once, and those of `MessageOptions`.
 
         Raises:
             InvalidArgumentError: An argument is wrong; nothing was sent.
@@ -545,7 +782,7 @@ class GroupCalls(Uncopied):
         number = c_integer(tag, "tag", 0, UINT32_MAX)
         peer = c_integer(peer_group_rank, "peer_group_rank", 0, self.group_size - 1)
         arguments = (side.pointer, n, kind, peer, number)
-        return self._call(lib.phx_send, arguments, (side,), blocking, options, MESSAGE_OPTIONS)
+        return self._call(lib.phx_send, arguments, (side,), options, MESSAGE_OPTIONS)
 
     @overload
     def recv(
@@ -556,10 +793,8 @@ class GroupCalls(Uncopied):
         dtype: DTypeLike = ...,
         *,
         tag: int = ...,
-        blocking: Literal[True] = ...,
-        **options: Unpack[MessageOptions],
+        **options: Unpack[BlockingMessage],
     ) -> int: ...
-
     @overload
     def recv(
         self,
@@ -569,10 +804,8 @@ class GroupCalls(Uncopied):
         dtype: DTypeLike = ...,
         *,
         tag: int = ...,
-        blocking: Literal[False],
-        **options: Unpack[MessageOptions],
+        **options: Unpack[NonblockingMessage],
     ) -> Work: ...
-
     @overload
     def recv(
         self,
@@ -582,10 +815,8 @@ class GroupCalls(Uncopied):
         dtype: DTypeLike = ...,
         *,
         tag: int = ...,
-        blocking: bool,
-        **options: Unpack[MessageOptions],
-    ) -> int | Work: ...
-
+        **options: Unpack[AnyMessage],
+    ) -> Work | int: ...
     def recv(
         self,
         out: Any,
@@ -594,9 +825,8 @@ class GroupCalls(Uncopied):
         dtype: DTypeLike = None,
         *,
         tag: int = 0,
-        blocking: bool = True,
-        **options: Unpack[MessageOptions],
-    ) -> int | Work:
+        **options: Unpack[AnyMessage],
+    ) -> Work | int:
         """Receive a message. Not collective.
 
         Args:
@@ -605,15 +835,13 @@ class GroupCalls(Uncopied):
             count: Elements; as many as were sent.
             dtype: Their type, the same there.
             tag: The tag of the send.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `MessageOptions`.
+            options: As for `send`.
 
         Returns:
             The sender's group rank; or, when not blocking, a Work, whose `source` says it.
 
         Raises:
-            InvalidArgumentError: An argument is wrong; nothing was sent.
-            MismatchError, PeerDeadError, WaitTimeoutError, RevokedError: The group has failed.
+            As `send`.
 
         Example:
             >>> out = array("i", [0])
@@ -628,8 +856,10 @@ class GroupCalls(Uncopied):
         peer = c_integer(peer_group_rank, "peer_group_rank", ANY_RANK, self.group_size - 1)
         arguments, device = (side.pointer, n, kind, peer, number), options.get("device")
         named = peer != ANY_RANK or not (device is None or device_of(device)[0] == "cpu")
-        work = self._call(lib.phx_recv, arguments, (side,), blocking and named, options, MESSAGE_OPTIONS)
-        if not isinstance(work, Work):
+        blocking = options.get("blocking", True)
+        options["blocking"] = blocking and named
+        work = self._call(lib.phx_recv, arguments, (side,), options, MESSAGE_OPTIONS)
+        if work is None:
             return peer
         if not blocking:
             return work
@@ -687,28 +917,26 @@ class GroupCalls(Uncopied):
         count: int | None,
         dtype: DTypeLike,
         more: tuple[int, ...],
-        blocking: bool,
-        options: CallOptions,
+        options: AnyCall,
         root: int | None = None,
-    ) -> MaybeWork:
+    ) -> Work | None:
         if (spec.out_blocks and is_list(out)) or (spec.source_blocks and is_list(source)):
             listed = resolve_blocks(spec, self, source, out, count, dtype, root)
             n = () if root is None else (listed.n,)
             arguments = (listed.source, listed.out, *n, listed.dtype, *more)
             assert spec.listed is not None
-            return self._call(spec.listed, arguments, listed.operands, blocking, options)
+            return self._call(spec.listed, arguments, listed.operands, options)
         sides = resolve(spec, self, source, out, count, dtype, root)
         arguments = (sides.source.pointer, sides.out.pointer, sides.n, sides.dtype, *more)
-        return self._call(spec.function, arguments, (sides.source, sides.out), blocking, options)
+        return self._call(spec.function, arguments, (sides.source, sides.out), options)
 
     def _call(
         self,
         function: Callable[..., int],
         arguments: tuple[Any, ...],
         operands: tuple[Operand, ...],
-        blocking: bool,
-        options: CallOptions | MessageOptions,
+        options: AnyCall | AnyMessage,
         known: frozenset[str] = CALL_OPTIONS,
-    ) -> MaybeWork:
-        whole = (self._handle.pointer, *arguments, c_options(options, known))
-        return call_async(function, whole, self._handle, self._orphans, operands, blocking)
+    ) -> Work | None:
+        whole = (self._handle.pointer, *arguments)
+        return call_async(function, whole, self._handle, self._orphans, operands, options, known)

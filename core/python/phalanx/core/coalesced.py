@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from phalanx.core._call import (
     ALL_GATHER,
@@ -13,10 +13,11 @@ from phalanx.core._call import (
     REDUCE,
     REDUCE_SCATTER,
     SCATTER,
-    CallOptions,
+    AnyCall,
+    Blocking,
     CollectiveSpec,
+    Nonblocking,
     Operand,
-    c_options,
     c_root,
     call_async,
     resolve,
@@ -27,7 +28,7 @@ from phalanx.core._lib import ffi, lib
 from phalanx.core.dtypes import DTypeLike, ReduceOp, ReduceOpLike, reduce_op_of
 from phalanx.core.errors import InvalidArgumentError
 from phalanx.core.uncopied import Uncopied
-from phalanx.core.work import MaybeWork
+from phalanx.core.work import Work
 
 _SIZE = ffi.sizeof("phx_call")
 
@@ -138,11 +139,17 @@ class Coalesced(Uncopied):
         self._count = len(rows)
         self._calls = ffi.new("phx_call[]", rows)
 
-    def run(self, *, blocking: bool = True, **options: Unpack[CallOptions]) -> MaybeWork:
+    @overload
+    def run(self, **options: Unpack[Blocking]) -> None: ...
+    @overload
+    def run(self, **options: Unpack[Nonblocking]) -> Work: ...
+    @overload
+    def run(self, **options: Unpack[AnyCall]) -> Work | None: ...
+    def run(self, **options: Unpack[AnyCall]) -> Work | None:
         """Run all of them as one: `Group.coalesced`. Collective."""
         group = self._group
-        arguments = (group.pointer, self._calls, self._count, c_options(options))
-        return call_async(lib.phx_coalesced, arguments, group._handle, group._orphans, self._operands, blocking)
+        arguments = (group.pointer, self._calls, self._count)
+        return call_async(lib.phx_coalesced, arguments, group._handle, group._orphans, self._operands, options)
 
     def __len__(self) -> int:
         return self._count

@@ -2,9 +2,9 @@
 
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, overload
 
-from phalanx.core._call import CallOptions, operand
+from phalanx.core._call import AnyCall, Blocking, Nonblocking, operand
 from phalanx.core._group_calls import GroupCalls
 from phalanx.core._handle import INT32_MAX, UINT64_MAX, c_integer, c_optional_text, c_text, c_timeout, create
 from phalanx.core._lib import ffi, lib, new_struct
@@ -12,7 +12,7 @@ from phalanx.core.coalesced import Call, Coalesced
 from phalanx.core.errors import PhalanxError, check, found, stored_error
 from phalanx.core.symm import Symm
 from phalanx.core.tuning import GpuTuning, Tuning, c_path, c_tuning, get_tuning
-from phalanx.core.work import MaybeWork
+from phalanx.core.work import Work
 
 
 class Agreement(NamedTuple):
@@ -255,7 +255,13 @@ class Group(GroupCalls):
 
     # ---- several as one -------------------------------------------------------------------------
 
-    def coalesced(self, calls: Iterable[Call], *, blocking: bool = True, **options: Unpack[CallOptions]) -> MaybeWork:
+    @overload
+    def coalesced(self, calls: Iterable[Call], **options: Unpack[Blocking]) -> None: ...
+    @overload
+    def coalesced(self, calls: Iterable[Call], **options: Unpack[Nonblocking]) -> Work: ...
+    @overload
+    def coalesced(self, calls: Iterable[Call], **options: Unpack[AnyCall]) -> Work | None: ...
+    def coalesced(self, calls: Iterable[Call], **options: Unpack[AnyCall]) -> Work | None:
         """Run several collectives as one: small ones share rounds, so many cost little more than one. Collective.
 
         All ranks give the same calls in one order; their dtypes, reductions and roots may differ. No output may
@@ -263,8 +269,7 @@ class Group(GroupCalls):
 
         Args:
             calls: Made by the methods of `Call`. May be empty.
-            blocking: False to return a Work at once; None is returned otherwise.
-            options: See `CallOptions`.
+            options: `blocking=False` to return a Work at once, and those of `CallOptions`.
 
         Raises:
             InvalidArgumentError: An argument is wrong; the text names the call. Nothing was sent.
@@ -276,7 +281,7 @@ class Group(GroupCalls):
             >>> x, y
             (array('i', [1]), array('i', [1]))
         """
-        return Coalesced(self, calls).run(blocking=blocking, **options)
+        return Coalesced(self, calls).run(**options)
 
     def prepare(self, calls: Iterable[Call]) -> Coalesced:
         """Check calls now that shall run as one again and again. Not collective.

@@ -121,10 +121,7 @@ def fill_integers(
         dtype: As for `fill`; floats are rounded.
         low: The smallest integer.
         count: How many there are, from `low` on: 1 to 2^64.
-        key: As for `fill`.
-        box: As for `fill`.
-        device: As for `fill`.
-        stream: As for `fill`.
+        key, box, device, stream: As for `fill`.
 
     Raises:
         InvalidArgumentError: An argument makes no sense.

@@ -1,7 +1,7 @@
 """Symmetric memory: one allocation as seen by every rank of a group."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from phalanx.core._call import (
     ABSENT,
@@ -14,11 +14,12 @@ from phalanx.core._call import (
     REDUCE_SCATTER,
     SCATTER,
     SYMM_OPTIONS,
-    CallOptions,
+    AnyCall,
+    Blocking,
     CollectiveSpec,
+    Nonblocking,
     Operand,
     c_counts,
-    c_options,
     c_root,
     c_stream,
     call_async,
@@ -33,7 +34,7 @@ from phalanx.core._lib import ffi, lib, new_struct
 from phalanx.core.dtypes import DType, DTypeLike, ReduceOp, ReduceOpLike, reduce_op_of
 from phalanx.core.errors import UnsupportedError, check, raise_last
 from phalanx.core.uncopied import Uncopied
-from phalanx.core.work import MaybeWork
+from phalanx.core.work import Work
 
 _CPU = 1
 
@@ -277,6 +278,36 @@ class Symm(Uncopied):
 
     # ---- collectives ----------------------------------------------------------------------------
 
+    @overload
+    def all_reduce(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def all_reduce(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def all_reduce(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def all_reduce(
         self,
         offset: int,
@@ -284,18 +315,16 @@ class Symm(Uncopied):
         count: int | None = None,
         dtype: DTypeLike = None,
         op: ReduceOpLike = ReduceOp.SUM,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`Group.all_reduce` with the input in the blocks: no copy into staging. Collective.
 
         Args:
             offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements; ordinary memory, or this rank's own block at the same offset. None is that block:
                 in place; then count and dtype are needed.
-            count, dtype, op, blocking: As in `Group.all_reduce`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            count, dtype, op: As in `Group.all_reduce`.
+            options: `blocking=False` to return a Work at once, and those of `CallOptions` but `device`.
 
         Raises:
             As `Group.all_reduce`.
@@ -311,26 +340,30 @@ class Symm(Uncopied):
             own = ffi.cast("void *", self._base + start)
             out_side, kind = Operand(own, None, None, None), resolve_dtype(dtype, ())
             arguments = (start, own, resolve_count(count, kind.itemsize, ()), kind, reduce_op_of(op))
-            return self._call(lib.phx_symm_all_reduce, arguments, out_side, blocking, options)
-        return self._collective(ALL_REDUCE, offset, out, count, dtype, (reduce_op_of(op),), blocking, options)
+            return self._call(lib.phx_symm_all_reduce, arguments, out_side, options)
+        return self._collective(ALL_REDUCE, offset, out, count, dtype, (reduce_op_of(op),), options)
 
+    @overload
     def all_gather(
-        self,
-        offset: int,
-        out: Any,
-        count: int | None = None,
-        dtype: DTypeLike = None,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        self, offset: int, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[Blocking]
+    ) -> None: ...
+    @overload
+    def all_gather(
+        self, offset: int, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[Nonblocking]
+    ) -> Work: ...
+    @overload
+    def all_gather(
+        self, offset: int, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[AnyCall]
+    ) -> Work | None: ...
+    def all_gather(
+        self, offset: int, out: Any, count: int | None = None, dtype: DTypeLike = None, **options: Unpack[AnyCall]
+    ) -> Work | None:
         """`Group.all_gather` with the input in the blocks: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
-            count, dtype, blocking: As in `Group.all_gather`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            count, dtype: As in `Group.all_gather`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.all_gather`.
@@ -341,25 +374,29 @@ class Symm(Uncopied):
             >>> out
             array('i', [5, 6])
         """
-        return self._collective(ALL_GATHER, offset, out, count, dtype, (), blocking, options)
+        return self._collective(ALL_GATHER, offset, out, count, dtype, (), options)
 
+    @overload
     def all_gather_v(
-        self,
-        offset: int,
-        out: Any,
-        counts: Sequence[int],
-        dtype: DTypeLike = None,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        self, offset: int, out: Any, counts: Sequence[int], dtype: DTypeLike = ..., **options: Unpack[Blocking]
+    ) -> None: ...
+    @overload
+    def all_gather_v(
+        self, offset: int, out: Any, counts: Sequence[int], dtype: DTypeLike = ..., **options: Unpack[Nonblocking]
+    ) -> Work: ...
+    @overload
+    def all_gather_v(
+        self, offset: int, out: Any, counts: Sequence[int], dtype: DTypeLike = ..., **options: Unpack[AnyCall]
+    ) -> Work | None: ...
+    def all_gather_v(
+        self, offset: int, out: Any, counts: Sequence[int], dtype: DTypeLike = None, **options: Unpack[AnyCall]
+    ) -> Work | None:
         """`Group.all_gather_v` with the input in the blocks: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: The blocks of all ranks, one after another, in ordinary memory.
-            counts, dtype, blocking: As in `Group.all_gather_v`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            counts, dtype: As in `Group.all_gather_v`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.all_gather_v`.
@@ -374,8 +411,38 @@ class Symm(Uncopied):
         kind = resolve_dtype(dtype, (out_side,))
         listed = c_counts(counts, "counts", self, kind, ("out", out_side, -1))
         arguments = (start, out_side.pointer, listed, kind)
-        return self._call(lib.phx_symm_all_gather_v, arguments, out_side, blocking, options)
+        return self._call(lib.phx_symm_all_gather_v, arguments, out_side, options)
 
+    @overload
+    def reduce_scatter(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def reduce_scatter(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def reduce_scatter(
         self,
         offset: int,
@@ -383,17 +450,14 @@ class Symm(Uncopied):
         count: int | None = None,
         dtype: DTypeLike = None,
         op: ReduceOpLike = ReduceOp.SUM,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`Group.reduce_scatter` with the input in the blocks: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory.
-            count, dtype, op, blocking: As in `Group.reduce_scatter`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            count, dtype, op: As in `Group.reduce_scatter`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.reduce_scatter`.
@@ -404,8 +468,38 @@ class Symm(Uncopied):
             >>> out  # on rank 1
             array('i', [4])
         """
-        return self._collective(REDUCE_SCATTER, offset, out, count, dtype, (reduce_op_of(op),), blocking, options)
+        return self._collective(REDUCE_SCATTER, offset, out, count, dtype, (reduce_op_of(op),), options)
 
+    @overload
+    def reduce_scatter_v(
+        self,
+        offset: int,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        offset: int,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def reduce_scatter_v(
+        self,
+        offset: int,
+        out: Any,
+        counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def reduce_scatter_v(
         self,
         offset: int,
@@ -413,17 +507,14 @@ class Symm(Uncopied):
         counts: Sequence[int],
         dtype: DTypeLike = None,
         op: ReduceOpLike = ReduceOp.SUM,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`Group.reduce_scatter_v` with the input in the blocks: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `counts[group_rank]` elements of ordinary memory.
-            counts, dtype, op, blocking: As in `Group.reduce_scatter_v`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            counts, dtype, op: As in `Group.reduce_scatter_v`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.reduce_scatter_v`.
@@ -438,25 +529,29 @@ class Symm(Uncopied):
         kind = resolve_dtype(dtype, (out_side,))
         listed = c_counts(counts, "counts", self, kind, ("out", out_side, self.group_rank))
         arguments = (start, out_side.pointer, listed, kind, reduce_op_of(op))
-        return self._call(lib.phx_symm_reduce_scatter_v, arguments, out_side, blocking, options)
+        return self._call(lib.phx_symm_reduce_scatter_v, arguments, out_side, options)
 
+    @overload
     def all_to_all(
-        self,
-        offset: int,
-        out: Any,
-        count: int | None = None,
-        dtype: DTypeLike = None,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        self, offset: int, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[Blocking]
+    ) -> None: ...
+    @overload
+    def all_to_all(
+        self, offset: int, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[Nonblocking]
+    ) -> Work: ...
+    @overload
+    def all_to_all(
+        self, offset: int, out: Any, count: int | None = ..., dtype: DTypeLike = ..., **options: Unpack[AnyCall]
+    ) -> Work | None: ...
+    def all_to_all(
+        self, offset: int, out: Any, count: int | None = None, dtype: DTypeLike = None, **options: Unpack[AnyCall]
+    ) -> Work | None:
         """`Group.all_to_all` with the input in the blocks: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory.
-            count, dtype, blocking: As in `Group.all_to_all`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            count, dtype: As in `Group.all_to_all`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.all_to_all`.
@@ -467,8 +562,38 @@ class Symm(Uncopied):
             >>> out  # on rank 1
             array('i', [1, 11])
         """
-        return self._collective(ALL_TO_ALL, offset, out, count, dtype, (), blocking, options)
+        return self._collective(ALL_TO_ALL, offset, out, count, dtype, (), options)
 
+    @overload
+    def all_to_all_v(
+        self,
+        offset: int,
+        source_counts: Sequence[int],
+        out: Any,
+        out_counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def all_to_all_v(
+        self,
+        offset: int,
+        source_counts: Sequence[int],
+        out: Any,
+        out_counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def all_to_all_v(
+        self,
+        offset: int,
+        source_counts: Sequence[int],
+        out: Any,
+        out_counts: Sequence[int],
+        dtype: DTypeLike = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def all_to_all_v(
         self,
         offset: int,
@@ -476,17 +601,14 @@ class Symm(Uncopied):
         out: Any,
         out_counts: Sequence[int],
         dtype: DTypeLike = None,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`Group.all_to_all_v` with the input in the blocks: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: Blocks one after another, one from each group rank, in ordinary memory.
-            source_counts, out_counts, dtype, blocking: As in `Group.all_to_all_v`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            source_counts, out_counts, dtype: As in `Group.all_to_all_v`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.all_to_all_v`.
@@ -502,24 +624,34 @@ class Symm(Uncopied):
         sent = c_counts(source_counts, "source_counts", self, kind)
         received = c_counts(out_counts, "out_counts", self, kind, ("out", out_side, -1))
         arguments = (start, sent, out_side.pointer, received, kind)
-        return self._call(lib.phx_symm_all_to_all_v, arguments, out_side, blocking, options)
+        return self._call(lib.phx_symm_all_to_all_v, arguments, out_side, options)
 
+    @overload
+    def broadcast(
+        self, offset: int, count: int, dtype: DType | int | str, root_group_rank: int = ..., **options: Unpack[Blocking]
+    ) -> None: ...
+    @overload
     def broadcast(
         self,
         offset: int,
         count: int,
         dtype: DType | int | str,
-        root_group_rank: int = 0,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        root_group_rank: int = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def broadcast(
+        self, offset: int, count: int, dtype: DType | int | str, root_group_rank: int = ..., **options: Unpack[AnyCall]
+    ) -> Work | None: ...
+    def broadcast(
+        self, offset: int, count: int, dtype: DType | int | str, root_group_rank: int = 0, **options: Unpack[AnyCall]
+    ) -> Work | None:
         """`Group.broadcast` inside the blocks, in place on every rank. Collective.
 
         Args:
             offset: Where the elements start in every rank's block, in bytes; the same on all.
-            count, dtype, root_group_rank, blocking: As in `Group.broadcast`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            count, dtype, root_group_rank: As in `Group.broadcast`.
+            options: As for `all_reduce`.
 
         Raises:
             As `Group.broadcast`.
@@ -533,8 +665,41 @@ class Symm(Uncopied):
         start = c_integer(offset, "offset", 0, UINT64_MAX)
         kind = resolve_dtype(dtype, ())
         arguments = (start, resolve_count(count, kind.itemsize, ()), kind, c_root(root_group_rank, self))
-        return self._call(lib.phx_symm_broadcast, arguments, ABSENT, blocking, options)
+        return self._call(lib.phx_symm_broadcast, arguments, ABSENT, options)
 
+    @overload
+    def reduce(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def reduce(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def reduce(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        op: ReduceOpLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def reduce(
         self,
         offset: int,
@@ -543,18 +708,15 @@ class Symm(Uncopied):
         dtype: DTypeLike = None,
         op: ReduceOpLike = ReduceOp.SUM,
         root_group_rank: int = 0,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`Group.reduce` with the input in the blocks: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory on the root; not looked at elsewhere, where count and dtype are
                 needed.
-            count, dtype, op, root_group_rank, blocking: As in `Group.reduce`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            count, dtype, op, root_group_rank: As in `Group.reduce`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.reduce`.
@@ -566,8 +728,38 @@ class Symm(Uncopied):
             array('i', [2])
         """
         root = c_root(root_group_rank, self)
-        return self._collective(REDUCE, offset, out, count, dtype, (reduce_op_of(op), root), blocking, options, root)
+        return self._collective(REDUCE, offset, out, count, dtype, (reduce_op_of(op), root), options, root)
 
+    @overload
+    def gather(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def gather(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def gather(
+        self,
+        offset: int,
+        out: Any = ...,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def gather(
         self,
         offset: int,
@@ -575,18 +767,15 @@ class Symm(Uncopied):
         count: int | None = None,
         dtype: DTypeLike = None,
         root_group_rank: int = 0,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`Group.gather` with the input in the blocks: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: group_size * `count` elements of ordinary memory on the root; not looked at elsewhere, where count
                 and dtype are needed.
-            count, dtype, root_group_rank, blocking: As in `Group.gather`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            count, dtype, root_group_rank: As in `Group.gather`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.gather`.
@@ -598,8 +787,38 @@ class Symm(Uncopied):
             array('i', [5, 6])
         """
         root = c_root(root_group_rank, self)
-        return self._collective(GATHER, offset, out, count, dtype, (root,), blocking, options, root)
+        return self._collective(GATHER, offset, out, count, dtype, (root,), options, root)
 
+    @overload
+    def scatter(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Blocking],
+    ) -> None: ...
+    @overload
+    def scatter(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[Nonblocking],
+    ) -> Work: ...
+    @overload
+    def scatter(
+        self,
+        offset: int,
+        out: Any,
+        count: int | None = ...,
+        dtype: DTypeLike = ...,
+        root_group_rank: int = ...,
+        **options: Unpack[AnyCall],
+    ) -> Work | None: ...
     def scatter(
         self,
         offset: int,
@@ -607,17 +826,14 @@ class Symm(Uncopied):
         count: int | None = None,
         dtype: DTypeLike = None,
         root_group_rank: int = 0,
-        *,
-        blocking: bool = True,
-        **options: Unpack[CallOptions],
-    ) -> MaybeWork:
+        **options: Unpack[AnyCall],
+    ) -> Work | None:
         """`Group.scatter` with the input in the root's block: no copy into staging. Collective.
 
         Args:
-            offset: Where the input starts in every rank's block, in bytes; the same on all.
             out: `count` elements of ordinary memory.
-            count, dtype, root_group_rank, blocking: As in `Group.scatter`.
-            options: See `CallOptions`; there is no `device`, which is that of the blocks.
+            count, dtype, root_group_rank: As in `Group.scatter`.
+            offset, options: As for `all_reduce`.
 
         Raises:
             As `Group.scatter`.
@@ -629,7 +845,7 @@ class Symm(Uncopied):
             array('i', [6])
         """
         root = c_root(root_group_rank, self)
-        return self._collective(SCATTER, offset, out, count, dtype, (root,), blocking, options, root)
+        return self._collective(SCATTER, offset, out, count, dtype, (root,), options, root)
 
     def _collective(
         self,
@@ -639,25 +855,19 @@ class Symm(Uncopied):
         count: int | None,
         dtype: DTypeLike,
         more: tuple[int, ...],
-        blocking: bool,
-        options: CallOptions,
+        options: AnyCall,
         root: int | None = None,
-    ) -> MaybeWork:
+    ) -> Work | None:
         start = c_integer(offset, "offset", 0, UINT64_MAX)  # the core checks whether the input lies inside the block
         sides = resolve(spec, self, IN_BLOCKS, out, count, dtype, root)
         arguments = (start, sides.out.pointer, sides.n, sides.dtype, *more)
-        return self._call(spec.symmetric, arguments, sides.out, blocking, options)
+        return self._call(spec.symmetric, arguments, sides.out, options)
 
     def _call(
-        self,
-        function: Callable[..., int],
-        arguments: tuple[Any, ...],
-        out_side: Operand,
-        blocking: bool,
-        options: CallOptions,
-    ) -> MaybeWork:
-        whole = (self._handle.pointer, *arguments, c_options(options, SYMM_OPTIONS))
-        return call_async(function, whole, self._handle, self.group._orphans, (out_side,), blocking)
+        self, function: Callable[..., int], arguments: tuple[Any, ...], out_side: Operand, options: AnyCall
+    ) -> Work | None:
+        whole = (self._handle.pointer, *arguments)
+        return call_async(function, whole, self._handle, self.group._orphans, (out_side,), options, SYMM_OPTIONS)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Symm) and bool(self._handle._pointer == other._handle._pointer)

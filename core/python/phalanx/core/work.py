@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from phalanx.core._handle import Handle, c_timeout
 from phalanx.core._lib import ffi, lib
@@ -103,12 +103,6 @@ class Work(Uncopied):
             self._abandon(self._handle, self._buffers)
         else:
             self._handle.drop()
-
-
-# The result of a call: a Work with `blocking=False`, else None. Any stands for the None, so that type checkers do not
-# ask for a test where a Work is used ("the Any trick" of typing.python.org). Overloads on `blocking` would repeat the
-# signatures of 25 methods twice.
-MaybeWork: TypeAlias = Work | Any
 
 
 class OrphanedWorks(Uncopied):

@@ -195,8 +195,7 @@ class World(Uncopied):
             reduction_order: As for `create_group`.
 
         Raises:
-            MismatchError: As for `create_group`.
-            UnsupportedError: As for `create_group`.
+            MismatchError, UnsupportedError: As for `create_group`.
             WaitTimeoutError: Participants did not come; the text names them.
 
         Example:

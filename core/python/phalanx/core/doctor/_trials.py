@@ -237,8 +237,9 @@ def _trial_rank(rank: int, store: Any) -> tuple[float, int, int]:
 # ---- two processes as two hosts, over UCX ----------------------------------------------------------
 
 # UCX is loaded in processes of their own, so that a network driver that hangs or crashes harms nothing.
-_HOST = "from phalanx.core.doctor import _trials; import sys; _trials.run_host(int(sys.argv[1]), sys.argv[2])"
+_HOST = "from phalanx.core.doctor import _trials; import sys; _trials.run_host(*map(int, sys.argv[1:3]), sys.argv[3])"
 _HOST_SECONDS = 30
+_PR_SET_PDEATHSIG = 1
 _INSTALL = "only groups that span hosts need it: apt install libucx0, or pip install libucx-cu12"
 
 
@@ -294,7 +295,7 @@ def _try_hosts() -> tuple[dict[str, str], dict[str, Any] | None]:
     with tempfile.TemporaryDirectory(prefix="phalanx-doctor-") as folder, contextlib.ExitStack() as running:
         ranks = []
         for rank in range(2):
-            command = [sys.executable, "-P", "-c", _HOST, str(rank), str(Path(folder, "store"))]
+            command = [sys.executable, "-P", "-c", _HOST, str(os.getpid()), str(rank), str(Path(folder, "store"))]
             process = running.enter_context(_start(command, env=environment, start_new_session=True))
             ranks.append(process)
             running.callback(process.kill)
@@ -324,7 +325,7 @@ _HOST_COUNT = 1 << 18  # float32: 1 MiB
 _HOST_ROUNDS = 5
 
 
-def run_host(rank: int, path: str) -> None:
+def run_host(parent: int, rank: int, path: str) -> None:
     """One of the two processes, which count as ranks of two hosts.
 
     Prints JSON objects, one a line: what is found of UCX, and, if it is found, what came of the trial.
@@ -332,6 +333,9 @@ def run_host(rank: int, path: str) -> None:
     from phalanx.core import PhalanxError
     from phalanx.core._ucx import describe
 
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # Ctrl-C may come before doctor knows of this
+    if os.getppid() != parent:
+        return
     found = describe()
     print(json.dumps(found), flush=True)
     if not found["path"] or found["problem"]:

@@ -15,7 +15,6 @@ ProcessGroup or a list of ranks tells it only the group of this rank.
 
 import gc
 import warnings
-from typing import TYPE_CHECKING
 
 _collects_garbage = gc.isenabled()
 try:
@@ -133,16 +132,7 @@ __all__ = [
     "wait_tensor",
 ]
 
-__version__: str
-
-if not TYPE_CHECKING:  # or type checkers would accept any name
-
-    def __getattr__(name: str) -> str:
-        if name != "__version__":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib.metadata import version  # looked up only if it is asked for: it takes milliseconds
-
-        return version("phalanx-collectives")
+__version__ = "0.1.0"
 
 
 # As torch has them.

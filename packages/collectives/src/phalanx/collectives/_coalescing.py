@@ -64,10 +64,7 @@ class coalescing_manager:  # noqa: N801 - as torch's is called
     """
 
     def __init__(
-        self,
-        group: GroupLike = None,
-        device: torch.device | str | None = None,
-        async_ops: bool = False,
+        self, group: GroupLike = None, device: torch.device | str | None = None, async_ops: bool = False
     ) -> None:
         self.works: list[dist.Work] = []
         self._group = group

@@ -20,11 +20,7 @@ _MOST_TAG = 2**32 - 1
 
 
 def isend(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    group: GroupLike = None,
-    tag: int = 0,
-    group_dst: int | None = None,
+    tensor: torch.Tensor, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
 ) -> Work:
     """Send a tensor to another rank, and return at once. Not collective, but for the first call on a group.
 
@@ -59,11 +55,7 @@ def isend(
 
 
 def irecv(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: GroupLike = None,
-    tag: int = 0,
-    group_src: int | None = None,
+    tensor: torch.Tensor, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
 ) -> Work:
     """Receive a tensor from another rank, and return at once. Not collective, but for the first call on a group.
 
@@ -98,11 +90,7 @@ def irecv(
 
 
 def send(
-    tensor: torch.Tensor,
-    dst: int | None = None,
-    group: GroupLike = None,
-    tag: int = 0,
-    group_dst: int | None = None,
+    tensor: torch.Tensor, dst: int | None = None, group: GroupLike = None, tag: int = 0, group_dst: int | None = None
 ) -> None:
     """`isend` and its wait. As torch.distributed.send.
 
@@ -125,11 +113,7 @@ def send(
 
 
 def recv(
-    tensor: torch.Tensor,
-    src: int | None = None,
-    group: GroupLike = None,
-    tag: int = 0,
-    group_src: int | None = None,
+    tensor: torch.Tensor, src: int | None = None, group: GroupLike = None, tag: int = 0, group_src: int | None = None
 ) -> int:
     """`irecv` and its wait. As torch.distributed.recv.
 

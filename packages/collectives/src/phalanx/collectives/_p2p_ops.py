@@ -60,11 +60,7 @@ def _batch(
 
 
 def _started(
-    sends: Sequence[bool],
-    tensors: Sequence[torch.Tensor],
-    peers: Sequence[int],
-    tags: Sequence[int],
-    group: GroupLike,
+    sends: Sequence[bool], tensors: Sequence[torch.Tensor], peers: Sequence[int], tags: Sequence[int], group: GroupLike
 ) -> list[Work]:
     messages = zip(sends, tensors, peers, tags, strict=True)
     ops = [

@@ -105,11 +105,7 @@ def set_timeout(timeout: timedelta, group: dist.ProcessGroup | None = None) -> N
 
 
 def process_group(
-    store: Any,
-    rank: int,
-    size: int,
-    timeout: timedelta = timedelta(minutes=30),
-    options: Options | None = None,
+    store: Any, rank: int, size: int, timeout: timedelta = timedelta(minutes=30), options: Options | None = None
 ) -> dist.ProcessGroup:
     """A process group that belongs to no default group, for managers that make and drop groups as ranks come and go.
 

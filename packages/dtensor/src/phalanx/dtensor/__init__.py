@@ -7,8 +7,6 @@ are equal to torch's placements of the same names and may be mixed with them.
 Names and signatures follow torch.distributed.tensor.
 """
 
-from typing import TYPE_CHECKING
-
 from phalanx.dtensor import _checkpoint, _fastpath, _fsdp, _torch_compat
 from phalanx.dtensor import _composites as _composites  # registers kernels
 from phalanx.dtensor._api import distribute_module, distribute_tensor
@@ -70,13 +68,4 @@ __all__ = [
     "zeros",
 ]
 
-__version__: str
-
-if not TYPE_CHECKING:  # or type checkers would accept any name
-
-    def __getattr__(name: str) -> str:
-        if name != "__version__":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib.metadata import version  # looked up only if it is asked for: it takes milliseconds
-
-        return version("phalanx-dtensor")
+__version__ = "0.1.0"

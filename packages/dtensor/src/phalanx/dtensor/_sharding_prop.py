@@ -27,15 +27,7 @@ from phalanx.dtensor._rules.local_adjustments import LocalWork, local_work
 from phalanx.dtensor._rules.registry import Match, find
 from phalanx.dtensor._tensor import DTensor
 from phalanx.dtensor._torch_compat import bare, in_decomposition, is_torch_dtensor
-from phalanx.dtensor.placement_types import (
-    AnyPlacement,
-    Placement,
-    Replicate,
-    Shard,
-    SizedShard,
-    StridedShard,
-    on_dim,
-)
+from phalanx.dtensor.placement_types import AnyPlacement, Placement, Replicate, Shard, SizedShard, StridedShard, on_dim
 
 _WHOLE = Replicate()
 

@@ -20,8 +20,6 @@ error there. A context that was entered before the fork is the parent's: enter o
 Errors are those of phalanx.core (PhalanxError).
 """
 
-from typing import TYPE_CHECKING
-
 from phalanx.symm_mem import _ops
 from phalanx.symm_mem._allocation import drop, empty, empty_strided_p2p, is_symm_mem_tensor
 from phalanx.symm_mem._allocators import (
@@ -94,16 +92,7 @@ __all__ = [
     "wait_signal",
 ]
 
-__version__: str
-
-if not TYPE_CHECKING:  # or type checkers would accept any name
-
-    def __getattr__(name: str) -> str:
-        if name != "__version__":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from importlib.metadata import version  # looked up only if it is asked for: it takes milliseconds
-
-        return version("phalanx-symm-mem")
+__version__ = "0.1.0"
 
 
 # The static methods of torch's class, and its name there.

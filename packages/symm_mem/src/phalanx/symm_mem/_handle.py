@@ -230,13 +230,7 @@ class SymmetricMemory(metaclass=_HandleType):
         return self._tensor("get_signal_pad", self._signal_pads, rank, shape, kind, start)
 
     def _tensor(
-        self,
-        operation: str,
-        known: dict[int, Any],
-        rank: int,
-        sizes: Sequence[int],
-        dtype: torch.dtype,
-        start: int,
+        self, operation: str, known: dict[int, Any], rank: int, sizes: Sequence[int], dtype: torch.dtype, start: int
     ) -> torch.Tensor:
         if not isinstance(rank, int) or not 0 <= rank < self.world_size:
             raise InvalidArgumentError(

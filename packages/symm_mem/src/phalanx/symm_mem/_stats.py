@@ -15,8 +15,7 @@ class PersistentBlock:
     """A block that was allocated with an alloc id and not dropped.
 
     Attributes:
-        alloc_id: As in `empty_strided_p2p`.
-        group_name: As in `empty_strided_p2p`.
+        alloc_id, group_name: As in `empty_strided_p2p`.
         device: Device type and index, such as ("cpu", 0).
         size_bytes: Size of the block.
         live: Whether a tensor of it is alive. Otherwise the block is idle, and retained for the next tensor.

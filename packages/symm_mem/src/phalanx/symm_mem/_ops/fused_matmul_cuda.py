@@ -97,13 +97,7 @@ def _shared(operation: str, a: torch.Tensor, members: RankGroup) -> tuple[Symmet
 
 
 def matmul_reduce_scatter(
-    operation: str,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    dim: int,
-    reduce_op: str,
-    members: RankGroup,
-    product: Product,
+    operation: str, a: torch.Tensor, b: torch.Tensor, dim: int, reduce_op: str, members: RankGroup, product: Product
 ) -> torch.Tensor:
     """This rank's part, along a dim, of the sum of the products of all ranks. Collective."""
     size, shape = members.info.world_size, [*a.shape[:-1], b.shape[1]]
