@@ -22,6 +22,17 @@ class Contest {
     bool is_timed;      // `took` wants to know
   };
 
+  // soon: see below. The first `skipped` copies of a try do not count. A candidate is faster if it takes less by
+  // 1 / 2^`margin`.
+  explicit constexpr Contest(uint32_t soon = kSoon, uint32_t skipped = 0, uint32_t margin = 4)
+      : soon_(soon), skipped_(skipped), margin_(margin), due_(soon) {}
+
+  // Who has won; `first` if nobody has.
+  uint8_t winner(uint8_t first) const {
+    const uint8_t current = current_.load(std::memory_order_relaxed);
+    return current == kNone ? first : current;
+  }
+
   // The candidates are the bits of `candidates`. `first` makes the copies until another one has proved to be faster.
   Turn next(uint32_t candidates, uint8_t first) {
     const uint32_t number = number_.load(std::memory_order_relaxed) + 1;
@@ -40,18 +51,18 @@ class Contest {
     const uint64_t usual = usual_.load(std::memory_order_relaxed);
     if (!turn.tries) return took_as_usual(usual, cost);
     const uint32_t tried = tried_.load(std::memory_order_relaxed) + 1;
-    const uint64_t sum = sum_.load(std::memory_order_relaxed) + cost;
-    const bool hopeless = cost > 2 * usual;
+    const bool counts = tried > skipped_, hopeless = counts && cost > 2 * usual;
+    const uint64_t sum = sum_.load(std::memory_order_relaxed) + (counts ? cost : 0);
     if (tried < kInARow && !hopeless) {
       tried_.store(tried, std::memory_order_relaxed);
       sum_.store(sum, std::memory_order_relaxed);
       return;
     }
-    const uint64_t mean = sum / tried;
-    const bool wins = mean < usual - usual / 8, wins_again = wins && won_.load(std::memory_order_relaxed);
+    const uint64_t mean = sum / (tried - skipped_);
+    const bool wins = mean < usual - (usual >> margin_), wins_again = wins && won_.load(std::memory_order_relaxed);
     const uint32_t early = early_.load(std::memory_order_relaxed);
     won_.store(wins && !wins_again, std::memory_order_relaxed);
-    if (wins && !wins_again) return try_in(kSoon, 2 * usual, early);
+    if (wins && !wins_again) return try_in(soon_, 2 * usual, early);
     if (wins_again) {
       current_.store(turn.candidate, std::memory_order_relaxed);
       usual_.store(mean, std::memory_order_relaxed);
@@ -59,7 +70,7 @@ class Contest {
     // The next one in turn, which is not the one that makes the copies.
     const uint8_t current = wins_again ? turn.candidate : current_.load(std::memory_order_relaxed);
     rival_.store(after(turn.candidate, candidates, current), std::memory_order_relaxed);
-    const uint32_t pause = early > 1 ? kSoon : hopeless ? kTriedRarely : kTriedEvery;
+    const uint32_t pause = early > 1 ? soon_ : hopeless ? kTriedRarely : kTriedEvery;
     try_in(pause, 2 * (wins_again ? mean : usual), early > 0 ? early - 1 : 0);
   }
 
@@ -67,7 +78,8 @@ class Contest {
   // begins: usually, after a hopeless one, and in the beginning or after a win. The first kEarly tries come soon. Of
   // the usual copies, one of kTimedEvery is timed. These are primes, so that calls which make a few copies of different
   // kinds do not meet a try with always the same one.
-  static constexpr uint32_t kInARow = 4, kTriedEvery = 509, kTriedRarely = 4093, kSoon = 7, kEarly = 4, kTimedEvery = 7;
+  static constexpr uint32_t kInARow = 4, kTriedEvery = 2039, kTriedRarely = 4093, kSoon = 7, kEarly = 4,
+                            kTimedEvery = 13;
 
  private:
   static constexpr uint64_t kNever = UINT64_MAX;
@@ -95,15 +107,16 @@ class Contest {
     sum_.store(0, std::memory_order_relaxed);
   }
 
-  std::atomic<uint32_t> number_{0}, due_{kSoon};  // due_: the number of the copy with which the next try begins
-  std::atomic<uint8_t> current_{kNone};           // who makes the copies
-  std::atomic<uint8_t> rival_{kNone};             // who makes or made the last try
-  std::atomic<bool> won_{false};                  // the rival, in its last try
-  std::atomic<uint32_t> early_{kEarly};           // tries that still come soon
-  std::atomic<uint32_t> tried_{0};                // copies of this try,
-  std::atomic<uint64_t> sum_{0};                  // and what they took
-  std::atomic<uint64_t> usual_{0};                // the mean cost of the usual copies
-  std::atomic<uint64_t> alarm_{kNever};           // the usual cost above which a try begins at once
+  const uint32_t soon_, skipped_, margin_;
+  std::atomic<uint32_t> number_{0}, due_;  // due_: the number of the copy with which the next try begins
+  std::atomic<uint8_t> current_{kNone};    // who makes the copies
+  std::atomic<uint8_t> rival_{kNone};      // who makes or made the last try
+  std::atomic<bool> won_{false};           // the rival, in its last try
+  std::atomic<uint32_t> early_{kEarly};    // tries that still come soon
+  std::atomic<uint32_t> tried_{0};         // copies of this try,
+  std::atomic<uint64_t> sum_{0};           // and what they took
+  std::atomic<uint64_t> usual_{0};         // the mean cost of the usual copies
+  std::atomic<uint64_t> alarm_{kNever};    // the usual cost above which a try begins at once
 };
 
 }  // namespace phx::kernels

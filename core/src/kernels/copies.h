@@ -29,7 +29,7 @@ enum class CopyUse : uint8_t {
   kAroundCache,     // results that would not stay in the cache until they are read
   kExchange,        // both copies of an exchange; kPages: in one pass over the slot
   kExchangeAround,  // the same where the result would not stay in the cache; kPages: with stores that bypass it
-};
+};                  // between the candidates for the last one, ops/bypass.h decides, with contests of calls
 inline constexpr size_t kCopyUses = 7;
 
 // Below kSmallCopyBytes every copy is memcpy, inlined by the caller.

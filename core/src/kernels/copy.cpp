@@ -167,13 +167,14 @@ constexpr Candidate kCandidates[kCopyCount] = {
 
 const Candidate &candidate(Copy copy) { return kCandidates[static_cast<size_t>(copy)]; }
 
-// The candidates that take part in a contest: only the widest stores that bypass the cache, and memcpy only for few
-// bytes, because for more it is one of the others.
+// The candidates that take part in a contest: into slots only the widest stores that bypass the cache, and memcpy only
+// for few bytes, because for more it is one of the others.
 uint32_t candidates_for(CopyUse use, size_t of_class) {
   uint32_t found = 0;
   for (const Candidate &row : kCandidates) {
-    const bool is_other_again = (row.copy == Copy::kMemcpy && of_class != 0 && copy_is_for(Copy::kPages, use)) ||
-                                (row.copy == Copy::kStream && copy_is_for(Copy::kStreamLines, use));
+    const bool is_other_again =
+        (row.copy == Copy::kMemcpy && of_class != 0 && copy_is_for(Copy::kPages, use)) ||
+        (row.copy == Copy::kStream && use == CopyUse::kPutOneWay && copy_is_for(Copy::kStreamLines, use));
     if (copy_is_for(row.copy, use) && !is_other_again) found |= uint32_t{1} << static_cast<uint32_t>(row.copy);
   }
   return found;
@@ -236,5 +237,10 @@ void put(void *to, const void *from, size_t size) { copy_for(CopyUse::kPut, to, 
 void put_one_way(void *to, const void *from, size_t size) { copy_for(CopyUse::kPutOneWay, to, from, size); }
 void copy_one_way(void *to, const void *from, size_t size) { copy_for(CopyUse::kReadOneWay, to, from, size); }
 void copy_streaming(void *to, const void *from, size_t size) { copy_for(CopyUse::kAroundCache, to, from, size); }
+void copy_around(Copy copy, void *to, const void *from, size_t size) {
+  copied_bytes += size;
+  const Copy widest = candidate(Copy::kStreamLines).available() ? Copy::kStreamLines : Copy::kStream;
+  copy_with(copy == Copy::kPages ? widest : copy, to, from, size);
+}
 
 }  // namespace phx::kernels

@@ -37,7 +37,14 @@ inline void put_one_way(void *slot, const void *from, size_t size) {
     put_bytes(slot, from, size);
 }
 
-// Copies part of a result. `streaming`: with stores that bypass the cache, because the whole would not stay in it.
+// Copies part of a result. `around`: who copies around the caches; kMemcpy: nobody, it stays in them.
+inline void deliver_bytes(void *to, const void *from, size_t size, kernels::Copy around) {
+  if (around == kernels::Copy::kMemcpy)
+    copy_bytes(to, from, size);
+  else if (size != 0 && to != from)
+    kernels::copy_around(around, to, from, size);
+}
+// The same where the size of the whole alone decides. `streaming`: it would not stay in the caches.
 inline void deliver_bytes(void *to, const void *from, size_t size, bool streaming) {
   if (streaming && to != from)
     kernels::copy_streaming(to, from, size);

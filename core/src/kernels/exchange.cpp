@@ -6,7 +6,7 @@
 // against 28 to read and then 22 to write). The pass walks through four pages side by side (pages.h).
 //
 // A string instruction takes lines over without fetching them or waiting for each. On some processors two of them, one
-// after the other, are faster than one pass of stores: the plan of this process says which (copy_plan.h).
+// after the other, are faster than one pass of stores: a contest decides (copies.h).
 #include <cstring>
 
 #include "kernels/copies.h"
@@ -75,11 +75,11 @@ size_t lines(char *, char *, const char *, size_t, bool) { return 0; }
 
 }  // namespace
 
-void exchange(void *out, void *slot, const void *next, size_t size, bool streaming) {
+void exchange(void *out, void *slot, const void *next, size_t size, Copy around) {
   if (size == 0) return;
   copied_bytes += next == nullptr ? size : 2 * size;
-  by_fastest(streaming ? CopyUse::kExchangeAround : CopyUse::kExchange, size,
-             [&](Copy copy) { exchange_with(copy, out, slot, next, size, streaming); });
+  if (around != Copy::kMemcpy) return exchange_with(around, out, slot, next, size, true);
+  by_fastest(CopyUse::kExchange, size, [&](Copy copy) { exchange_with(copy, out, slot, next, size, false); });
 }
 
 void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t size, bool streaming) {

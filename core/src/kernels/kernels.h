@@ -9,6 +9,8 @@
 
 namespace phx::kernels {
 
+enum class Copy : uint8_t;  // copies.h
+
 // out[i] = in[0][i] op in[1][i] op ... in[n-1][i], in that order. `out` may be exactly one of the inputs; no other
 // overlap. Any alignment. n >= 1, divisor >= 1. Bit-identical whatever the instruction set:
 //   - f16, bf16 and f8 accumulate in f32 and round once at the end, to nearest even; f32 and f64 accumulate in their
@@ -61,9 +63,11 @@ void put_one_way(void *to, const void *from, size_t size);
 void copy_one_way(void *to, const void *from, size_t size);
 // The same with stores that bypass the cache if that is faster: for results that would not stay there until read.
 void copy_streaming(void *to, const void *from, size_t size);
+// The same by this candidate; kPages, which serves exchanges: by the widest stores.
+void copy_around(Copy copy, void *to, const void *from, size_t size);
 // Copies `slot` to `out` and `next` to `slot`, whose lines this core owns from then on. next NULL: the slot keeps its
-// data. `streaming`: stores to `out` bypass the cache. The three must not overlap.
-void exchange(void *out, void *slot, const void *next, size_t size, bool streaming);
+// data. `around`: who stores to `out` around the caches; kMemcpy: nobody. The three must not overlap.
+void exchange(void *out, void *slot, const void *next, size_t size, Copy around);
 // For tests: the bytes that this thread has copied with the functions above.
 extern thread_local size_t copied_bytes;
 

@@ -57,16 +57,17 @@ class Blocks {
     each_row(list()[rank], first, count, each);
   }
   // Copies `count` elements of a rank's block, from `first` on.
-  void copy_to(char *to, int rank, size_t first, size_t count, bool streaming = false) const {
+  void copy_to(char *to, int rank, size_t first, size_t count, kernels::Copy around = kernels::Copy::kMemcpy) const {
     each(rank, first, count,
-         [&](const char *from, size_t done, size_t bytes) { deliver_bytes(to + done, from, bytes, streaming); });
+         [&](const char *from, size_t done, size_t bytes) { deliver_bytes(to + done, from, bytes, around); });
   }
   // Copies `count` elements of a rank's block of `from` to the same place of its block here.
-  void copy_from(const Blocks &from, int rank, size_t first, size_t count, bool streaming = false) const {
+  void copy_from(const Blocks &from, int rank, size_t first, size_t count,
+                 kernels::Copy around = kernels::Copy::kMemcpy) const {
     char *const at = dense(rank, first), *const source = from.dense(rank, first);
-    if (at != nullptr && source != nullptr) return deliver_bytes(at, source, count * item_, streaming);
+    if (at != nullptr && source != nullptr) return deliver_bytes(at, source, count * item_, around);
     each(rank, first, count, [&](char *to, size_t done, size_t bytes) {
-      from.copy_to(to, rank, first + elements_of(done, item_), elements_of(bytes, item_), streaming);
+      from.copy_to(to, rank, first + elements_of(done, item_), elements_of(bytes, item_), around);
     });
   }
   // Copies the blocks, of at most `limit` bytes together, into `copies`, because the caller may change them.

@@ -10,6 +10,7 @@
 #include <algorithm>
 
 #include "group/lane.h"
+#include "ops/bypass.h"
 
 namespace phx {
 namespace {
@@ -18,6 +19,7 @@ class Exchange : public ThroughAreas {
  public:
   void put(const Lane &lane, uint32_t round, uint64_t) override {
     if (round >= std::min<uint32_t>(chunks_, 2)) return;  // `swap` of an earlier round has left this chunk
+    const Bypass::Clock clock(bypass_);
     for (int peer = 0; peer < n_; ++peer) {
       if (peer == self_) continue;
       const Span span = clip(in_.count(peer), first(round));
@@ -28,6 +30,7 @@ class Exchange : public ThroughAreas {
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t) override {
+    const Bypass::Clock clock(bypass_);
     if (round == 0) keep_own();
     if (round > 0) swap(lane, round - 1, true, second(round - 1), first(round + 1));
     if (round < chunks_) swap(lane, round, false, first(round), second(round));
@@ -45,8 +48,11 @@ class Exchange : public ThroughAreas {
 
   // in: the blocks of this rank for the others. `largest`: the elements of the largest block that any rank has for
   // another one, the same on all ranks.
-  Exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in)
-      : ThroughAreas(plan, buffers, largest, 0, 2), in_(std::move(in)) {}
+  Exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, BypassUse use,
+           const Blocks *out = nullptr)
+      : ThroughAreas(plan, buffers, largest, 0, 2),
+        in_(std::move(in)),
+        bypass_(use, (out != nullptr ? out->total() : in_.total()) * b_.item, plan.tuning.streaming_bytes) {}
 
   // Copies the block that this rank has for itself.
   virtual void keep_own() = 0;
@@ -65,6 +71,7 @@ class Exchange : public ThroughAreas {
   }
 
   Blocks in_;
+  Bypass bypass_;
 
  private:
   // Where the halves of a chunk begin.
@@ -76,12 +83,10 @@ class Exchange : public ThroughAreas {
 class ExchangeCopy final : public Exchange {
  public:
   ExchangeCopy(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, Blocks out)
-      : Exchange(plan, buffers, largest, std::move(in)),
-        out_(std::move(out)),
-        streaming_(out_.total() * b_.item >= plan.tuning.streaming_bytes) {}
+      : Exchange(plan, buffers, largest, std::move(in), BypassUse::kExchange, &out), out_(std::move(out)) {}
 
  private:
-  void keep_own() override { out_.copy_from(in_, self_, 0, out_.count(self_), streaming_); }
+  void keep_own() override { out_.copy_from(in_, self_, 0, out_.count(self_), bypass_.copy()); }
 
   void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) override {
     for (int i = 1; i < n_; ++i) {
@@ -92,29 +97,27 @@ class ExchangeCopy final : public Exchange {
       out_.each(peer, taken.begin, both, [&](char *to, size_t done, size_t bytes) {
         in_.each(peer, left.begin + elements_of(done, b_.item), elements_of(bytes, b_.item),
                  [&](const char *from, size_t before, size_t some) {
-                   kernels::exchange(to + before, at + done + before, from, some, streaming_);
+                   kernels::exchange(to + before, at + done + before, from, some, bypass_.copy());
                  });
       });
       char *const rest = at + both * b_.item;  // of the longer span
       out_.each(peer, taken.begin + both, taken.count - both, [&](char *to, size_t done, size_t bytes) {
-        kernels::exchange(to, rest + done, nullptr, bytes, streaming_);
+        kernels::exchange(to, rest + done, nullptr, bytes, bypass_.copy());
       });
       in_.copy_to(rest, peer, left.begin + both, left.count - both);
     }
   }
 
   const Blocks out_;
-  const bool streaming_;
 };
 
 class ExchangeReduce final : public Exchange {
  public:
   ExchangeReduce(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, const Reduction &reduction)
-      : Exchange(plan, buffers, largest, std::move(in)),
-        streaming_(in_.total() * b_.item >= plan.tuning.streaming_bytes),
-        reduce_(streaming_ ? reduction.streaming : reduction.fn),
+      : Exchange(plan, buffers, largest, std::move(in), BypassUse::kExchangeReduce),
+        reduce_(bypass_ ? reduction.streaming : reduction.fn),
         scale_(reduction.scale),
-        piece_(std::max<size_t>(elements_in(streaming_ ? kPieceBytes : kPieceBytes / n_, b_.item), kLine / b_.item)) {}
+        piece_(std::max<size_t>(elements_in(bypass_ ? kPieceBytes : kPieceBytes / n_, b_.item), kLine / b_.item)) {}
 
  private:
   void keep_own() override {}
@@ -147,7 +150,6 @@ class ExchangeReduce final : public Exchange {
     return rows_.data();
   }
 
-  const bool streaming_;
   const kernels::ReduceFn reduce_;
   const double scale_;
   const size_t piece_;      // elements

@@ -6,6 +6,7 @@
 
 #include "group/lane.h"
 #include "ops/areas.h"
+#include "ops/bypass.h"
 #include "ops/operation.h"
 
 namespace phx {
@@ -20,7 +21,8 @@ class Gather final : public Operation {
         out_(output_blocks(buffers, plan.lane.group_size())),
         reader_(reader),
         chunk_(chunk),
-        streaming_(out_.total() * buffers.item >= plan.tuning.streaming_bytes) {
+        bypass_(BypassUse::kGather, out_.total() * buffers.item, plan.tuning.streaming_bytes,
+                reads(plan.lane.group_rank())) {
     const size_t own = out_.count(plan.lane.group_rank());
     in_bytes_ = own * b_.item;
     rounds = rounds_for(out_.largest(), chunk_);
@@ -31,6 +33,7 @@ class Gather final : public Operation {
     const int self = lane.group_rank();
     const size_t bytes = length(self, round) * b_.item;
     if (bytes == 0) return;
+    const Bypass::Clock clock(bypass_);
     const char *from = b_.in + round * chunk_ * b_.item;
     if (reader_ < 0)
       put_bytes(lane.data(self, epoch), from, bytes);
@@ -41,6 +44,7 @@ class Gather final : public Operation {
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (!reads(lane.group_rank())) return PHX_OK;
+    const Bypass::Clock clock(bypass_);
     for (int i = 1; i < lane.group_size(); ++i) {
       const int from = (lane.group_rank() + i) % lane.group_size();  // so that ranks do not all read from the same one
       deliver(from, round, lane.data(from, epoch));
@@ -53,13 +57,13 @@ class Gather final : public Operation {
   size_t length(int of, uint32_t round) const { return elements_of_round(out_.count(of), chunk_, round); }
   void deliver(int of, uint32_t round, const char *from) const {
     out_.each(of, round * chunk_, length(of, round),
-              [&](char *to, size_t done, size_t bytes) { deliver_bytes(to, from + done, bytes, streaming_); });
+              [&](char *to, size_t done, size_t bytes) { deliver_bytes(to, from + done, bytes, bypass_.copy()); });
   }
 
   const Blocks out_;
   const int reader_;
   const size_t chunk_;
-  const bool streaming_;
+  Bypass bypass_;
 };
 
 class Broadcast final : public Operation {
@@ -68,8 +72,9 @@ class Broadcast final : public Operation {
       : Operation(buffers, plan.lane.group_rank() == root ? buffers.count * buffers.item : 0),
         root_(root),
         chunk_(plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
-        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes),
-        one_way_(reads_one_way(buffers.count * buffers.item, streaming_)) {
+        bypass_(BypassUse::kBroadcast, buffers.count * buffers.item, plan.tuning.streaming_bytes,
+                plan.lane.group_rank() != root),
+        one_way_(reads_one_way(buffers.count * buffers.item, bool{bypass_})) {
     rounds = rounds_for(b_.count, chunk_);
     reach = std::min(b_.count, chunk_) * b_.item;
   }
@@ -83,10 +88,11 @@ class Broadcast final : public Operation {
     if (lane.group_rank() == root_) return PHX_OK;
     char *const to = b_.out + round * chunk_ * b_.item;
     const size_t bytes = length(round) * b_.item;
+    const Bypass::Clock clock(bypass_);
     if (one_way_)
       kernels::copy_one_way(to, lane.data(root_, epoch), bytes);
     else
-      deliver_bytes(to, lane.data(root_, epoch), bytes, streaming_);
+      deliver_bytes(to, lane.data(root_, epoch), bytes, bypass_.copy());
     return PHX_OK;
   }
 
@@ -95,7 +101,8 @@ class Broadcast final : public Operation {
 
   const int root_;
   const size_t chunk_;
-  const bool streaming_, one_way_;
+  Bypass bypass_;
+  const bool one_way_;
 };
 
 }  // namespace

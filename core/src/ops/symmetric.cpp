@@ -8,6 +8,7 @@
 #include "group/group.h"
 #include "group/lane.h"
 #include "ops/blocks.h"
+#include "ops/bypass.h"
 #include "ops/operation.h"
 #include "symm/symm.h"
 
@@ -42,20 +43,20 @@ class OnSymm : public SymmOperation {
   }
   char *output(size_t element) const { return b_.out + element * b_.item; }
   // Copies `count` elements of a rank's input, from its element `begin` on, to the output.
-  void fetch(int group_rank, size_t begin, size_t count, bool streaming) const {
-    deliver_bytes(b_.out, at(group_rank, begin), count * b_.item, streaming);
+  void fetch(int group_rank, size_t begin, size_t count, kernels::Copy bypass) const {
+    deliver_bytes(b_.out, at(group_rank, begin), count * b_.item, bypass);
   }
   // The same to the block of the output that is for that rank.
-  void fetch(int group_rank, size_t begin, const Blocks &out, bool streaming) const {
+  void fetch(int group_rank, size_t begin, const Blocks &out, kernels::Copy bypass) const {
     out.each(group_rank, 0, out.count(group_rank), [&](char *to, size_t done, size_t bytes) {
-      deliver_bytes(to, at(group_rank, begin) + done, bytes, streaming);
+      deliver_bytes(to, at(group_rank, begin) + done, bytes, bypass);
     });
   }
 
-  void reduce(const Reduction &reduction, char *out, size_t begin, size_t count, bool streaming) const {
+  void reduce(const Reduction &reduction, char *out, size_t begin, size_t count, bool bypass) const {
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n_; ++i) inputs[i] = at(i, begin);
-    if (count != 0) (streaming ? reduction.streaming : reduction.fn)(out, inputs, n_, count, n_, reduction.scale);
+    if (count != 0) (bypass ? reduction.streaming : reduction.fn)(out, inputs, n_, count, n_, reduction.scale);
   }
 
   std::vector<size_t> offsets_;  // by group rank
@@ -78,7 +79,13 @@ class Symmetric final : public OnSymm {
         in_(input_blocks(buffers, n_)),
         out_(output_blocks(buffers, n_)),
         push_(std::max<size_t>(tuning.push_bytes / buffers.item, 1)),
-        streaming_bytes_(tuning.streaming_bytes) {}
+        bypass_(traits_of(kind).reduces ? BypassUse::kSymmReduce : BypassUse::kSymmCopy, results() * buffers.item,
+                tuning.streaming_bytes, stores()) {}
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    const Bypass::Clock clock(bypass_);
+    return OnSymm::take(lane, round, epoch);
+  }
 
  private:
   size_t input_bytes(int group_rank) const override {
@@ -90,14 +97,12 @@ class Symmetric final : public OnSymm {
         if (b_.out == b_.in)
           reduce_in_place();
         else
-          reduce(reduction_, b_.out, 0, b_.count, is_large(b_.count));
+          reduce(reduction_, b_.out, 0, b_.count, bool{bypass_});
         return;
       case Kind::kReduceScatter:
-      case Kind::kReduceScatterV:
-        reduce(reduction_, b_.out, in_.start(self_), in_.count(self_), is_large(in_.total()));
-        return;
+      case Kind::kReduceScatterV: reduce(reduction_, b_.out, in_.start(self_), in_.count(self_), bool{bypass_}); return;
       case Kind::kReduce:
-        if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count, is_large(b_.count));
+        if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count, bool{bypass_});
         return;
       case Kind::kAllGather:
       case Kind::kAllGatherV: gather(0); return;
@@ -105,9 +110,9 @@ class Symmetric final : public OnSymm {
         if (self_ == root_) gather(0);
         return;
       case Kind::kAllToAll: gather(in_.start(self_)); return;
-      case Kind::kScatter: fetch(root_, in_.start(self_), b_.count, is_large(b_.count)); return;
+      case Kind::kScatter: fetch(root_, in_.start(self_), b_.count, bypass_.copy()); return;
       case Kind::kBroadcast:  // out of place: the receivers' buffers may lie anywhere
-        if (self_ != root_) fetch(root_, 0, b_.count, is_large(b_.count));
+        if (self_ != root_) fetch(root_, 0, b_.count, bypass_.copy());
         return;
       default: return;
     }
@@ -115,14 +120,24 @@ class Symmetric final : public OnSymm {
 
   // Fetches the block of every rank that begins at `element` of its input.
   void gather(size_t element) const {
-    const bool large = is_large(out_.total());
     for (int i = 0; i < n_; ++i) {
       const int from = (self_ + i) % n_;  // so that ranks do not all read from the same one
-      fetch(from, element, out_, large);
+      fetch(from, element, out_, bypass_.copy());
     }
   }
-  // Whether so many elements do not stay in the cache.
-  bool is_large(size_t elements) const { return elements * b_.item >= streaming_bytes_; }
+  // The elements of the results, or of all that is added up to them.
+  size_t results() const {
+    const CollectiveTraits &traits = traits_of(kind_);
+    if (traits.out == Parts::kAll || traits.out == Parts::kAllOnRoot) return out_.total();
+    return traits.reduces && traits.in == Parts::kAll ? in_.total() : b_.count;
+  }
+  // Whether this rank has results, and not in place.
+  bool stores() const {
+    const Root root = traits_of(kind_).root;
+    return root == Root::kTakes   ? self_ == root_
+           : root == Root::kGives ? self_ != root_ || kind_ == Kind::kScatter
+                                  : b_.in != b_.out;
+  }
 
   // Two-shot without staging: this rank alone touches its part, on every rank, so it may overwrite it everywhere.
   void reduce_in_place() const {
@@ -148,7 +163,7 @@ class Symmetric final : public OnSymm {
   const int root_;
   const Blocks in_, out_;  // of a collective that has blocks there
   const size_t push_;      // elements
-  const size_t streaming_bytes_;
+  Bypass bypass_;
 };
 
 // An out-of-place all_reduce, or a reduce, in two steps (sums_by_parts). Rank p reduces part p of all inputs and puts
@@ -165,7 +180,7 @@ class SymmetricSum final : public OnSymm {
         reduction_(reduction),
         wants_(root < 0 || root == self_),
         shares_(root < 0 || root != self_),
-        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes),
+        bypass_(BypassUse::kSymmSum, buffers.count * buffers.item, plan.tuning.streaming_bytes, wants_),
         part_(part_elements(buffers.count, buffers.item, n_)),
         chunk_(std::min(part_, plan.chunk_elements(buffers.item))) {
     rounds = 1 + (part_ == 0 ? 1 : rounds_for(part_, chunk_));
@@ -174,6 +189,7 @@ class SymmetricSum final : public OnSymm {
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round == 0) return;
+    const Bypass::Clock clock(bypass_);
     const Span mine = span(self_, round - 1);
     // In pieces that stay in the first-level cache until they are passed on.
     const size_t piece = kPieceBytes / b_.item;
@@ -187,10 +203,11 @@ class SymmetricSum final : public OnSymm {
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    const Bypass::Clock clock(bypass_);
     for (int i = 1; i < n_ && round > 0 && wants_; ++i) {
       const int from = (self_ + i) % n_;
       const Span theirs = span(from, round - 1);
-      deliver_bytes(output(theirs.begin), lane.data(from, epoch), theirs.count * b_.item, streaming_);
+      deliver_bytes(output(theirs.begin), lane.data(from, epoch), theirs.count * b_.item, bypass_.copy());
     }
     return PHX_OK;
   }
@@ -214,7 +231,7 @@ class SymmetricSum final : public OnSymm {
   const Reduction reduction_;
   const bool wants_;   // this rank receives the whole result
   const bool shares_;  // other ranks fetch the result of this rank's part
-  const bool streaming_;
+  Bypass bypass_;
   const size_t part_;   // elements
   const size_t chunk_;  // elements of a part that move between two arrivals
 };
@@ -228,22 +245,29 @@ class SymmetricBroadcast final : public OnSymm {
       : OnSymm(std::move(handle), offset, buffers),
         root_(root),
         fetched_(std::min(buffers.count, part_elements(buffers.count, buffers.item, n_) * (n_ - 1))),
-        streaming_(buffers.count * buffers.item >= tuning.streaming_bytes) {}
+        bypass_(self_ == root ? BypassUse::kSymmBroadcastRoot : BypassUse::kSymmBroadcast, buffers.count * buffers.item,
+                tuning.streaming_bytes) {}
+
+  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    const Bypass::Clock clock(bypass_);
+    return OnSymm::take(lane, round, epoch);
+  }
 
  private:
   size_t input_bytes(int) const override { return b_.count * b_.item; }
   void move() const override {
     if (self_ != root_) {
-      deliver_bytes(at(self_, 0), at(root_, 0), fetched_ * b_.item, streaming_);
+      deliver_bytes(at(self_, 0), at(root_, 0), fetched_ * b_.item, bypass_.copy());
       return;
     }
     for (int i = 1; i < n_; ++i)
-      deliver_bytes(at((self_ + i) % n_, fetched_), at(self_, fetched_), (b_.count - fetched_) * b_.item, streaming_);
+      deliver_bytes(at((self_ + i) % n_, fetched_), at(self_, fetched_), (b_.count - fetched_) * b_.item,
+                    bypass_.copy());
   }
 
   const int root_;
   const size_t fetched_;  // elements that each reader fetches
-  const bool streaming_;
+  Bypass bypass_;
 };
 
 // Where a block begins on another rank depends on counts that only that rank has, so the ranks exchange their counts.
@@ -256,7 +280,7 @@ class SymmetricAllToAllV final : public OnSymm {
         in_(input_blocks(buffers, n_)),
         out_(output_blocks(buffers, n_)),
         counts_(group, name, in_, out_),
-        streaming_(out_.total() * b_.item >= group.tuning().streaming_bytes) {
+        bypass_(BypassUse::kSymmCopy, out_.total() * b_.item, group.tuning().streaming_bytes) {
     rounds = round + 2;
     reach = counts_.bytes();
   }
@@ -270,10 +294,11 @@ class SymmetricAllToAllV final : public OnSymm {
     std::vector<size_t> room(offsets_);
     for (size_t &elements : room) elements = (symm->block().size - elements) / b_.item;
     if (const phx_status status = counts_.read(lane, epoch, &room); status != PHX_OK) return status;
+    const Bypass::Clock clock(bypass_);
     for (int from = 0; from < n_; ++from) {
       size_t begin = 0;
       for (int to = 0; to < self_; ++to) begin += counts_.sent(from, to);
-      fetch(from, begin, out_, streaming_);
+      fetch(from, begin, out_, bypass_.copy());
     }
     return PHX_OK;
   }
@@ -285,7 +310,7 @@ class SymmetricAllToAllV final : public OnSymm {
   const uint32_t round_;
   const Blocks in_, out_;
   CountMatrix counts_;
-  const bool streaming_;
+  Bypass bypass_;
 };
 
 }  // namespace

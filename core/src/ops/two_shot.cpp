@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "group/lane.h"
+#include "ops/bypass.h"
 
 namespace phx {
 namespace {
@@ -22,16 +23,19 @@ class TwoShot final : public ThroughAreas {
         reduction_(reduction),
         root_(root),
         blocking_(plan.blocking),
-        streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out),
+        bypass_(BypassUse::kTwoShot, buffers.count * buffers.item, plan.tuning.streaming_bytes,
+                buffers.in != buffers.out && (root < 0 || root == plan.lane.group_rank())),
         chunk_(part_ * n_) {}
 
   // In round r: offers chunk r, unless `fetch` of an earlier round has done so.
   void put(const Lane &lane, uint32_t round, uint64_t) override {
+    const Bypass::Clock clock(bypass_);
     if (round < chunks_ && (round < 2 || !same_length(round - 2, round))) offer(lane, round);
   }
 
   // In round r: fetches the sums of chunk r-1, leaving chunk r+1 in their place, and sums this rank's part of chunk r.
   phx_status take(const Lane &lane, uint32_t round, uint64_t) override {
+    const Bypass::Clock clock(bypass_);
     if (round > 0) fetch(lane, round - 1);
     if (round < chunks_) reduce(lane, round);
     return PHX_OK;
@@ -89,7 +93,7 @@ class TwoShot final : public ThroughAreas {
       reduction_.fn(sums, inputs, n, count, n, reduction_.scale);
       for (int i = first + 1; i < n; ++i)
         if (wants(lane, i)) copy_bytes(at(i), sums, count * b_.item);
-      if (keep) deliver_bytes(output(chunk, begin), sums, count * b_.item, streaming_);
+      if (keep) deliver_bytes(output(chunk, begin), sums, count * b_.item, bypass_.copy());
     }
   }
 
@@ -111,13 +115,13 @@ class TwoShot final : public ThroughAreas {
   void exchange(const Lane &lane, uint32_t chunk, size_t begin, size_t count, bool more) const {
     if (count == 0) return;
     kernels::exchange(output(chunk, begin), area(lane, lane.group_rank(), chunk) + begin * b_.item,
-                      more ? input(chunk + 2, begin) : nullptr, count * b_.item, streaming_);
+                      more ? input(chunk + 2, begin) : nullptr, count * b_.item, bypass_.copy());
   }
 
   const Reduction reduction_;
   const int root_;
   const bool blocking_;
-  const bool streaming_;
+  Bypass bypass_;
   const size_t chunk_;  // elements
 };
 
