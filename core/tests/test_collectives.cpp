@@ -1,5 +1,7 @@
 // Every collective gives the values of a straightforward computation, for many sizes, ranks and chunkings.
+#include <algorithm>
 #include <cmath>
+#include <string>
 #include <vector>
 
 #include "ranks.h"
@@ -29,6 +31,34 @@ void check_all_reduce(phx_group *group, int rank, int n, size_t count, int32_t a
     for (int r = 0; r < n; ++r) expected += value(r, i);
     CHECK(out[i] == static_cast<float>(expected));
   }
+}
+
+// Each rank sends `counts(from, to)` elements to each. `starts`: by a work, and the input changes before the wait.
+template <class Counts>
+void check_all_to_all_v(phx_group *group, int rank, int n, bool starts, const Counts &counts) {
+  std::vector<size_t> ins(n), outs(n);
+  size_t in_total = 0, out_total = 0;
+  for (int r = 0; r < n; ++r) {
+    in_total += ins[r] = counts(rank, r);
+    out_total += outs[r] = counts(r, rank);
+  }
+  std::vector<int32_t> in(in_total), out(out_total, -99);
+  size_t at = 0;
+  for (int r = 0; r < n; ++r)
+    for (size_t i = 0; i < ins[r]; ++i) in[at++] = value(rank * 31 + r, i);
+  phx_group_stats info = PHX_GROUP_STATS_INIT;
+  CHECK_OK(phx_group_get_stats(group, &info));
+  phx_work *work = nullptr;
+  CHECK_OK(phx_all_to_all_v(group, in.data(), ins.data(), out.data(), outs.data(), PHX_DTYPE_I32, nullptr,
+                            starts ? &work : nullptr));
+  if (starts) {
+    if (in_total * sizeof(int32_t) <= info.eager_bytes) std::fill(in.begin(), in.end(), -1);
+    CHECK_OK(phx_work_wait(work, 0));
+    phx_work_release(work);
+  }
+  at = 0;
+  for (int r = 0; r < n; ++r)
+    for (size_t i = 0; i < outs[r]; ++i) CHECK(out[at++] == value(r * 31 + rank, i));
 }
 
 void exercise(int rank, phx_world *world) {
@@ -79,22 +109,12 @@ void exercise(int rank, phx_world *world) {
       CHECK_OK(phx_broadcast(group, data.data(), count, PHX_DTYPE_I32, root, nullptr, nullptr));
       for (size_t i = 0; i < count; ++i) CHECK(data[i] == value(root, i));
     }
-    {  // rank r sends (r + to) % 3 * count elements to `to`
-      std::vector<size_t> ins(n), outs(n);
-      size_t in_total = 0, out_total = 0;
-      for (int r = 0; r < n; ++r) {
-        in_total += ins[r] = static_cast<size_t>((rank + r) % 3) * count;
-        out_total += outs[r] = static_cast<size_t>((r + rank) % 3) * count;
-      }
-      std::vector<int32_t> in(in_total), out(out_total, -99);
-      size_t at = 0;
-      for (int r = 0; r < n; ++r)
-        for (size_t i = 0; i < ins[r]; ++i) in[at++] = value(rank * 31 + r, i);
-      CHECK_OK(
-          phx_all_to_all_v(group, in.data(), ins.data(), out.data(), outs.data(), PHX_DTYPE_I32, nullptr, nullptr));
-      at = 0;
-      for (int r = 0; r < n; ++r)
-        for (size_t i = 0; i < outs[r]; ++i) CHECK(out[at++] == value(r * 31 + rank, i));
+    for (const bool starts : {false, true}) {
+      check_all_to_all_v(group, rank, n, starts, [&](int from, int to) { return (from + to) % 3 * count; });
+      check_all_to_all_v(group, rank, n, starts, [&](int, int) { return count; });
+      // The counts of rank 0 are all equal, those of others are not.
+      check_all_to_all_v(group, rank, n, starts,
+                         [&](int from, int to) { return (from == 0 || to == 0 ? 1 : from + to) * count; });
     }
     CHECK_OK(phx_barrier(group, nullptr, nullptr));
   }
@@ -117,6 +137,11 @@ TEST(tiny_staging_slots_reach_the_chunked_paths) {
           for (size_t count : {size_t{100}, size_t{1000}, size_t{3001}}) {
             check_all_reduce(group, rank, size, count, PHX_ALGO_AUTO, false);
             check_all_reduce(group, rank, size, count, PHX_ALGO_AUTO, true);
+            for (const bool starts : {false, true}) {
+              check_all_to_all_v(group, rank, size, starts, [&](int, int) { return count; });
+              check_all_to_all_v(group, rank, size, starts,
+                                 [&](int from, int to) { return (from == 0 || to == 0 ? 1 : from + to) * count; });
+            }
           }
           phx_group_release(group);
         },
@@ -216,6 +241,20 @@ TEST(a_started_all_to_all_v_lets_others_start_behind_it) {
     CHECK(more == 2 && out[0] == 0 && out[1] == 0 && out[2] == 1 && out[3] == 1);
     phx_work_release(first);
     phx_work_release(second);
+    phx_group_release(group);
+  });
+}
+
+TEST(all_ranks_hear_that_counts_differ_which_are_equal_on_each_rank) {
+  ranks::as_threads(3, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world);
+    const size_t own = rank == 1 ? 2 : 1, each[3] = {own, own, own};
+    int32_t in[6] = {}, out[6] = {}, x = 1;
+    CHECK(phx_all_to_all_v(group, in, each, out, each, PHX_DTYPE_I32, nullptr, nullptr) == PHX_ERR_MISMATCH);
+    CHECK(std::string(phx_last_error()).find("group rank 0 sends 1 elements to group rank 1, which expects 2") !=
+          std::string::npos);
+    CHECK_OK(phx_all_reduce(group, &x, &x, 1, PHX_DTYPE_I32, PHX_OP_SUM, nullptr, nullptr));
+    CHECK(x == 3);
     phx_group_release(group);
   });
 }

@@ -45,7 +45,8 @@ typedef struct phx_tuning {
   uint32_t flags;           /* 0 */
   uint64_t one_shot_bytes;  /* all_reduce: the largest input for which every rank reduces everything */
   uint64_t chunk_bytes;     /* of the larger ones: what moves between two barriers; at most slot_bytes */
-  uint64_t streaming_bytes; /* results from this size on are written around the cache */
+  uint64_t streaming_bytes; /* results from this size on are written around the cache; from a quarter of it to below
+                             * its double, each rank finds by its calls what is faster */
   uint64_t push_bytes;      /* symmetric all_reduce in place, more than 4 ranks: the piece that is pushed to the peers
                              * while it is in the cache. Fewer ranks write sums everywhere at once. */
 } phx_tuning;

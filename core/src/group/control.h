@@ -31,7 +31,7 @@ struct alignas(kLine) SlotHeader {
   // Reaches the epoch once the slot has the data: together with `epoch`, or in publish_staged if the slot was published
   // empty. Every publication stores it, because a word that fell behind by 2^31 epochs would count as reached.
   SharedWord staged;
-  uint8_t reserved[12];
+  uint64_t even;  // Operation::even
 };
 static_assert(sizeof(SlotHeader) == kLine);
 

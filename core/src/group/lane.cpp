@@ -91,13 +91,14 @@ bool Lane::reserve_would_block() const {
   return false;
 }
 
-uint64_t Lane::publish(const CallRecord &record, uint64_t done, const InputLocation &place) {
+uint64_t Lane::publish(const CallRecord &record, uint64_t done, const InputLocation &place, uint64_t even) {
   const uint64_t epoch = ++epoch_;
   Peer &self = peers_[self_];
   SlotHeader *header = self.header(epoch);
   if (kChecked) header->record = record;
   header->done = static_cast<uint32_t>(done);
   header->place = place;
+  header->even = even;
   note_core();
   header->staged.store(static_cast<uint32_t>(place.leaves_slot_empty() ? epoch - 1 : epoch), std::memory_order_relaxed);
   // Pairs with the acquire in await: a rank that sees the epoch also sees the slot's data and header.

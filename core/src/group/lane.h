@@ -58,8 +58,8 @@ class Lane {
   AwaitResult reserve(LazyDeadline &deadline);
   bool reserve_would_block() const;
   // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader. `place` says whether the
-  // slot is empty.
-  uint64_t publish(const CallRecord &record, uint64_t done, const InputLocation &place);
+  // slot is empty. `even`: Operation::even.
+  uint64_t publish(const CallRecord &record, uint64_t done, const InputLocation &place, uint64_t even);
   // Waits until every rank has published `epoch`, and compares the records.
   AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
   bool await_would_block(uint64_t epoch) const;
@@ -77,6 +77,7 @@ class Lane {
   // The record that a rank published for `epoch`; valid after its arrival.
   const CallRecord &record(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->record; }
   const InputLocation &place(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->place; }
+  uint64_t even(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->even; }
   uint32_t done_of(int group_rank) const { return peers_[group_rank].control->done.load(std::memory_order_acquire); }
   History &history() { return history_; }    // of this rank
   History history_of(int group_rank) const;  // empty before `open`

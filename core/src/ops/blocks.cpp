@@ -42,6 +42,23 @@ bool interleave(const Range &a, const Range &b) {
   return between >= a.row && stride - between >= b.row;
 }
 
+constexpr size_t kFewBlocks = 8;
+
+// Whether no block has rows, and none of `out` touches another one: the usual case, without sorting.
+bool clearly_apart(const phx_block *in, size_t ins, const phx_block *out, size_t outs, size_t item) {
+  const auto meets = [&](const phx_block &a, const phx_block &b) {
+    const uintptr_t first = reinterpret_cast<uintptr_t>(a.data), second = reinterpret_cast<uintptr_t>(b.data);
+    return a.row != 0 || b.row != 0 || (first < second + b.count * item && second < first + a.count * item);
+  };
+  for (size_t i = 0; i < outs; ++i) {
+    for (size_t k = 0; k < i; ++k)
+      if (meets(out[i], out[k])) return false;
+    for (size_t k = 0; k < ins; ++k)
+      if (meets(out[i], in[k])) return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 void *adjacent(const phx_block *blocks, int n, size_t item) {
@@ -60,7 +77,8 @@ void *adjacent(const phx_block *blocks, int n, size_t item) {
 }
 
 bool blocks_overlap(const phx_block *in, size_t ins, const phx_block *out, size_t outs, size_t item, size_t self) {
-  Range few[8];
+  if (ins + outs <= kFewBlocks && clearly_apart(in, ins, out, outs, item)) return false;
+  Range few[kFewBlocks];
   std::vector<Range> many(ins + outs <= std::size(few) ? 0 : ins + outs);
   Range *const ranges = many.empty() ? few : many.data(), *end = ranges;
   for (size_t i = 0; i < ins; ++i)
@@ -130,11 +148,15 @@ void CountMatrix::put(const Lane &lane, uint64_t epoch) const {
   kernels::demote(slot, n_ * 2 * sizeof(size_t));
 }
 
-phx_status CountMatrix::read(const Lane &lane, uint64_t epoch, const std::vector<size_t> *room) {
+phx_status CountMatrix::read(const Lane &lane, uint64_t epoch, const std::vector<size_t> *room, const uint64_t *evens) {
   const size_t row = static_cast<size_t>(n_) * 2;
   // Copied once, so that a peer that writes later cannot change the counts between the check and their use.
   matrix_.resize(n_ * row);
-  for (int rank = 0; rank < n_; ++rank) std::memcpy(&matrix_[rank * row], lane.data(rank, epoch), row * sizeof(size_t));
+  for (int rank = 0; rank < n_; ++rank)
+    if (evens != nullptr && evens[rank] != 0)
+      std::fill_n(&matrix_[rank * row], row, static_cast<size_t>(evens[rank] - 1));
+    else
+      std::memcpy(&matrix_[rank * row], lane.data(rank, epoch), row * sizeof(size_t));
   bool spoiled = false;  // a peer wrote into this rank's slot
   for (int peer = 0; peer < n_; ++peer) {
     size_t *const pair = &matrix_[self_ * row + peer * 2];

@@ -28,6 +28,11 @@ class Blocks {
 
   size_t count(int rank) const { return listed_ ? list()[rank].count : largest_; }
   size_t largest() const { return largest_; }
+  bool all_have(size_t count) const {
+    for (int i = 0; listed_ && i < n_; ++i)
+      if (list()[i].count != count) return false;
+    return largest_ == count;
+  }
   size_t total() const {
     if (!listed_) return largest_ * static_cast<size_t>(n_);
     size_t total = 0;
@@ -138,8 +143,9 @@ class CountMatrix {
   size_t bytes() const { return (static_cast<size_t>(n_) * 2 * sizeof(size_t) + kLine - 1) / kLine * kLine; }
   void put(const Lane &lane, uint64_t epoch) const;
   // Precondition: all ranks have called `put`. Returns an error, the same on all ranks, if a sender's count differs
-  // from its receiver's. `room`: if not NULL, how many elements the input of each rank may have.
-  phx_status read(const Lane &lane, uint64_t epoch, const std::vector<size_t> *room = nullptr);
+  // from its receiver's. `room`: if not NULL, how many elements the input of each rank may have. `evens`: if not NULL,
+  // Operation::even of each rank; those for which it is not 0 need not have called `put`.
+  phx_status read(const Lane &lane, uint64_t epoch, const std::vector<size_t> *room, const uint64_t *evens);
   // In elements; valid after `read`.
   size_t sent(int from, int to) const { return matrix_[(from * n_ + to) * 2]; }
   size_t most_sent() const { return most_sent_; }

@@ -112,7 +112,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
     done = oldest.first_epoch + oldest.taken - 1;
   }
   PHX_FAILPOINT(name_of(operation), 3);
-  lane_->publish(operation.record, done, operation.place);
+  lane_->publish(operation.record, done, operation.place, operation.even);
   PHX_FAILPOINT(name_of(operation), 4);
   ++operation.published;
   return PHX_OK;

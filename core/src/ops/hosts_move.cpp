@@ -278,6 +278,7 @@ class HostsPairs final : public BetweenHosts {
     inner_ = make_inner(plan);
     rounds = inner_->rounds + more();
     reach = inner_->reach;
+    even = inner_->even;
   }
 
   void keep_input(size_t limit) override {

@@ -86,6 +86,7 @@ class Operation {
 
   CallRecord record;
   InputLocation place;  // published with the next round; the engine clears it after the first
+  uint64_t even = 0;    // of an all_to_all_v: 1 more than the count that all blocks of this rank have; 0: they differ
   uint32_t rounds = 1;
   size_t reach = kWholeSlot;   // how many bytes of its slot the next `put` may write, and peers until the end
   std::shared_ptr<Symm> symm;  // keeps symmetric memory alive for operations on it

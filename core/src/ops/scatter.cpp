@@ -56,7 +56,7 @@ class Segmented : public Operation {
   const size_t segment_;  // elements
 };
 
-class AllToAll final : public Segmented {
+class AllToAll : public Segmented {
  public:
   AllToAll(const Plan &plan, const Buffers &buffers)
       : Segmented(plan, buffers), out_(output_blocks(buffers, plan.lane.group_size())) {}
@@ -74,52 +74,67 @@ class AllToAll final : public Segmented {
     return PHX_OK;
   }
 
- private:
-  const Blocks out_;
+ protected:
+  Blocks out_;
 };
 
 // Round 0 publishes the counts and, if none is large, the blocks with them. Otherwise the blocks follow: then all
 // ranks know how many rounds there are, and whether there is an error.
-class AllToAllV final : public Operation {
+//
+// A rank whose counts are all equal says so in the header of its slot (Operation::even), and does what an all_to_all
+// of that count does. If all ranks turn out to have the same count, the call is that all_to_all.
+class AllToAllV final : public AllToAll {
  public:
   AllToAllV(Group &group, const Plan &plan, const Buffers &buffers)
-      : Operation(buffers, 0),
+      : AllToAll(plan, buffers),
         plan_(plan),
-        in_(input_blocks(buffers, plan.lane.group_size())),
-        out_(output_blocks(buffers, plan.lane.group_size())),
+        rounds_evenly_(rounds),
         counts_(group, "all_to_all_v", in_, out_),
-        segment_(segment_beside(plan, counts_.bytes(), buffers.item)) {
+        beside_(segment_beside(plan, counts_.bytes(), buffers.item)) {
     rounds = 2;  // at least; round 0 sets it, and later operations must not be published before that
+    reach = kWholeSlot;
+    const size_t count = in_.largest();
+    if (count == 0 || !in_.all_have(count) || !out_.all_have(count)) return;
+    even = count + 1;
+    if (!exchange_pays(plan, count * buffers.item)) return;
+    Buffers evenly = buffers;
+    evenly.count = count;
+    exchange_ = make_all_to_all(plan, evenly);
   }
 
   bool takes_input_at_once() const override { return false; }
-  void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
-  bool exclusive() const override { return rest_ != nullptr && rest_->exclusive(); }
+  void keep_input(size_t limit) override {
+    AllToAll::keep_input(limit);
+    if (exchange_ != nullptr) exchange_->keep_input(limit);
+  }
+  uint64_t done_after(uint64_t epoch) const override {
+    return is_even_ && exchange_ != nullptr ? exchange_->done_after(epoch) : epoch;
+  }
+  bool exclusive() const override {
+    const Operation *const inner = is_even_ ? exchange_.get() : rest_.get();
+    return inner != nullptr && inner->exclusive();
+  }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
+    if (round == 0 ? even != 0 : is_even_) return put_evenly(lane, round, epoch);
     if (round != 0) return rest_->put(lane, round - 1, epoch);
     counts_.put(lane, epoch);
-    if (std::max(in_.largest(), out_.largest()) > segment_) return;
+    if (std::max(in_.largest(), out_.largest()) > beside_) return;
     char *const slot = lane.data(lane.group_rank(), epoch);
     for (int to = 0; to < lane.group_size(); ++to)
-      in_.each(to, 0, in_.count(to),
-               [&](const char *from, size_t done, size_t bytes) { put_bytes(slot + place(to) + done, from, bytes); });
+      in_.each(to, 0, in_.count(to), [&](const char *from, size_t done, size_t bytes) {
+        put_bytes(slot + place_beside(to) + done, from, bytes);
+      });
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (round != 0) return rest_->take(lane, round - 1, epoch);
-    if (const phx_status status = counts_.read(lane, epoch); status != PHX_OK) return status;
-    const int n = lane.group_size(), self = lane.group_rank();
-    const size_t most = counts_.most_sent();
-    rounds = 1;
-    if (most > segment_) return begin_rest(most);
-    for (int i = 0; i < n; ++i) {
-      const int from = (self + i) % n;
-      const char *const slot = lane.data(from, epoch) + place(self);
-      out_.each(from, 0, out_.count(from),
-                [&](char *to, size_t done, size_t bytes) { copy_bytes(to, slot + done, bytes); });
+    if (round == 0) {
+      const phx_status status = compare(lane, epoch);
+      if (status != PHX_OK || !is_even_) return status;
     }
-    return PHX_OK;
+    if (!is_even_) return rest_->take(lane, round - 1, epoch);
+    rounds = exchange_ != nullptr ? exchange_->rounds : rounds_evenly_;
+    return exchange_ != nullptr ? exchange_->take(lane, round, epoch) : AllToAll::take(lane, round, epoch);
   }
 
  private:
@@ -128,7 +143,38 @@ class AllToAllV final : public Operation {
     const size_t room = (plan.lane.slot_bytes() - counts_bytes) / plan.lane.group_size();
     return elements_in(std::min(room, least_exchanged(plan)), item);
   }
-  size_t place(int group_rank) const { return counts_.bytes() + group_rank * segment_ * b_.item; }
+  size_t place_beside(int group_rank) const { return counts_.bytes() + group_rank * beside_ * b_.item; }
+
+  void put_evenly(const Lane &lane, uint32_t round, uint64_t epoch) {
+    if (exchange_ == nullptr) return AllToAll::put(lane, round, epoch);
+    if (round == 0) exchange_->first_epoch = epoch;
+    exchange_->put(lane, round, epoch);
+  }
+
+  // Finds out what all ranks send, and takes the blocks of this round if it has them.
+  phx_status compare(const Lane &lane, uint64_t epoch) {
+    const int n = lane.group_size(), self = lane.group_rank();
+    uint64_t evens[kMaxGroupSize];
+    bool all_even = true, any_even = false;
+    for (int i = 0; i < n; ++i) {
+      evens[i] = i == self ? even : lane.even(i, epoch);
+      all_even = all_even && evens[i] == even;
+      any_even = any_even || evens[i] != 0;
+    }
+    is_even_ = all_even && even != 0;
+    if (is_even_) return PHX_OK;
+    if (const phx_status status = counts_.read(lane, epoch, nullptr, evens); status != PHX_OK) return status;
+    const size_t most = counts_.most_sent();
+    rounds = 1;
+    if (any_even || most > beside_) return begin_rest(most);
+    for (int i = 0; i < n; ++i) {
+      const int from = (self + i) % n;
+      const char *const slot = lane.data(from, epoch) + place_beside(self);
+      out_.each(from, 0, out_.count(from),
+                [&](char *to, size_t done, size_t bytes) { copy_bytes(to, slot + done, bytes); });
+    }
+    return PHX_OK;
+  }
 
   phx_status begin_rest(size_t most) {
     if (most / (2 * largest_part(plan_, b_.item)) >= UINT32_MAX - 1)
@@ -140,10 +186,12 @@ class AllToAllV final : public Operation {
   }
 
   const Plan plan_;
-  Blocks in_, out_;  // until rest_ has them
+  const uint32_t rounds_evenly_;
   CountMatrix counts_;
-  const size_t segment_;
-  OperationPtr rest_;
+  const size_t beside_;    // elements of a segment
+  OperationPtr exchange_;  // if the counts of this rank are all equal, and so large
+  bool is_even_ = false;   // those of all ranks are equal
+  OperationPtr rest_;      // it has in_ and out_ then
 };
 
 class ReduceScatter final : public Segmented {

@@ -58,6 +58,7 @@ class ZeroCopy final : public Operation {
     place = is_list_ ? InputLocation{staged_ == nullptr ? 1 : kReads, 0} : candidates_[0].place;
     reach = !is_list_ ? 0 : staged_ == nullptr ? candidates_.size() * sizeof(InputLocation) : staged_->reach;
     rounds = 2;  // at least: no later operation may be published before the ranks have decided
+    if (staged_ != nullptr) even = staged_->even;
   }
 
   bool takes_from_places(const Lane &lane, uint64_t epoch) override {

@@ -19,7 +19,7 @@ class Tuning:
         one_shot_bytes: all_reduce: the largest input for which every rank reduces everything.
         chunk_bytes: What moves of larger inputs between two barriers: 4 KiB to 1 GiB. The group's staging area
             bounds it.
-        streaming_bytes: Results from this size on are written around the cache.
+        streaming_bytes: Results from this size on are written around the cache; near it, calls find what is faster.
         push_bytes: all_reduce in place on symmetric memory among more than four ranks: the piece that is pushed to the
             peers while it is in the cache; 64 bytes to 1 GiB. Fewer ranks write sums everywhere at once.
 
