@@ -49,7 +49,6 @@ OperationPtr make_two_shot(const Plan &plan, const Buffers &buffers, const Reduc
 // Whether an exchange is faster than the plain form (put all blocks into the slot, then take from all slots) for calls
 // in which a rank sends `bytes` to each peer.
 bool exchange_pays(const Plan &plan, size_t bytes);
-size_t least_exchanged(const Plan &plan);  // in bytes: it pays for more than this
 // all_to_all, also with unequal blocks, and all_gather of two ranks. `largest`: the elements of the largest block that
 // any rank sends, the same on all ranks.
 OperationPtr make_exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, Blocks out);

@@ -141,7 +141,7 @@ class AllToAllV final : public AllToAll {
   // Elements of a segment for each rank, next to the counts in a slot. Larger blocks are exchanged.
   static size_t segment_beside(const Plan &plan, size_t counts_bytes, size_t item) {
     const size_t room = (plan.lane.slot_bytes() - counts_bytes) / plan.lane.group_size();
-    return elements_in(std::min(room, least_exchanged(plan)), item);
+    return elements_in(std::min<size_t>(room, plan.tuning.one_shot_bytes), item);
   }
   size_t place_beside(int group_rank) const { return counts_.bytes() + group_rank * beside_ * b_.item; }
 
