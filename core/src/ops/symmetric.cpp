@@ -79,8 +79,9 @@ class Symmetric final : public OnSymm {
         in_(input_blocks(buffers, n_)),
         out_(output_blocks(buffers, n_)),
         push_(std::max<size_t>(tuning.push_bytes / buffers.item, 1)),
-        bypass_(traits_of(kind).reduces ? BypassUse::kSymmReduce : BypassUse::kSymmCopy, results() * buffers.item,
-                tuning.streaming_bytes, stores()) {}
+        bypass_(traits_of(kind).reduces ? BypassUse::kSymmReduce : BypassUse::kSymmCopy,
+                is_small(tuning) ? 0 : results() * buffers.item, tuning.streaming_bytes,
+                !is_small(tuning) && stores()) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const Bypass::Clock clock(bypass_);
@@ -124,6 +125,10 @@ class Symmetric final : public OnSymm {
       const int from = (self_ + i) % n_;  // so that ranks do not all read from the same one
       fetch(from, element, out_, bypass_.copy());
     }
+  }
+  // Whether what follows need not be known.
+  bool is_small(const Tuning &tuning) const {
+    return b_.lists == nullptr && b_.count * b_.item * static_cast<size_t>(n_) < tuning.streaming_bytes / 4;
   }
   // The elements of the results, or of all that is added up to them.
   size_t results() const {
