@@ -27,7 +27,7 @@ class Contest {
   explicit constexpr Contest(uint32_t soon = kSoon, uint32_t skipped = 0, uint32_t margin = 4)
       : soon_(soon), skipped_(skipped), margin_(margin), due_(soon) {}
 
-  // Who has won; `first` if nobody has.
+  // The candidate that has won; `first` if none has.
   uint8_t winner(uint8_t first) const {
     const uint8_t current = current_.load(std::memory_order_relaxed);
     return current == kNone ? first : current;

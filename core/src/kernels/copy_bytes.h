@@ -37,7 +37,7 @@ inline void put_one_way(void *slot, const void *from, size_t size) {
     put_bytes(slot, from, size);
 }
 
-// Copies part of a result. `around`: who copies around the caches; kMemcpy: nobody, it stays in them.
+// Copies part of a result. `around`: the candidate that copies around the caches; kMemcpy: the result stays in them.
 inline void deliver_bytes(void *to, const void *from, size_t size, kernels::Copy around) {
   if (around == kernels::Copy::kMemcpy)
     copy_bytes(to, from, size);

@@ -66,7 +66,7 @@ void copy_streaming(void *to, const void *from, size_t size);
 // The same by this candidate; kPages, which serves exchanges: by the widest stores.
 void copy_around(Copy copy, void *to, const void *from, size_t size);
 // Copies `slot` to `out` and `next` to `slot`, whose lines this core owns from then on. next NULL: the slot keeps its
-// data. `around`: who stores to `out` around the caches; kMemcpy: nobody. The three must not overlap.
+// data. `around`: the candidate that stores to `out` around the caches; kMemcpy: none. The three must not overlap.
 void exchange(void *out, void *slot, const void *next, size_t size, Copy around);
 // For tests: the bytes that this thread has copied with the functions above.
 extern thread_local size_t copied_bytes;

@@ -37,7 +37,7 @@ void Bypass::choose(BypassUse use, size_t limit) {
   const Ways ways = ways_of(use);
   CallContest *const of_use = contests[static_cast<size_t>(use)];
   turn_.candidate = octave < 2 ? 0 : ways.first;
-  // Who is faster around the caches for smaller results begins.
+  // A way around the caches that has won for smaller results begins.
   if (const uint8_t smaller = octave == 0 ? 0 : of_use[octave - 1].winner(0); smaller != 0) turn_.candidate = smaller;
   candidates_ = octave == 3 && ways.candidates != 0 ? ways.candidates : ways.candidates | bit(Copy::kMemcpy);
   if ((candidates_ & (candidates_ - 1)) == 0) return;

@@ -44,7 +44,7 @@ class Bypass {
   }
 
   explicit operator bool() const { return turn_.candidate != 0; }
-  // Who makes the copies. kMemcpy: whoever makes those that stay in the caches.
+  // The candidate that makes the copies. kMemcpy: the winner of the contest of copies that stay in the caches.
   kernels::Copy copy() const { return static_cast<kernels::Copy>(turn_.candidate); }
 
   // Lives as long as the call moves data.

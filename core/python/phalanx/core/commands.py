@@ -6,13 +6,15 @@ output that goes away, and errors without a traceback.
 """
 
 import argparse
+import ctypes
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn, TextIO
 
-__all__ = ["CommandError", "Parser", "number_from", "paint"]
+__all__ = ["CommandError", "Parser", "end_with_parent", "number_from", "paint"]
 
 
 class CommandError(Exception):
@@ -57,6 +59,20 @@ def number_from(least: int) -> Callable[[str], int]:
         return number
 
     return read
+
+
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_parent(parent: int) -> None:
+    """Let the kernel end this process when the one that started it ends, however that ends.
+
+    Args:
+        parent: Its pid. If it has ended already, so does this process, with exit status 1.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it ended before the request above
+        os._exit(1)
 
 
 _CODES = {"red": "31", "yellow": "33", "green": "32", "bold": "1"}

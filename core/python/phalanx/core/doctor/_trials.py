@@ -239,7 +239,6 @@ def _trial_rank(rank: int, store: Any) -> tuple[float, int, int]:
 # UCX is loaded in processes of their own, so that a network driver that hangs or crashes harms nothing.
 _HOST = "from phalanx.core.doctor import _trials; import sys; _trials.run_host(*map(int, sys.argv[1:3]), sys.argv[3])"
 _HOST_SECONDS = 30
-_PR_SET_PDEATHSIG = 1
 _INSTALL = "only groups that span hosts need it: apt install libucx0, or pip install libucx-cu12"
 
 
@@ -332,10 +331,9 @@ def run_host(parent: int, rank: int, path: str) -> None:
     """
     from phalanx.core import PhalanxError
     from phalanx.core._ucx import describe
+    from phalanx.core.commands import end_with_parent
 
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # Ctrl-C may come before doctor knows of this
-    if os.getppid() != parent:
-        return
+    end_with_parent(parent)  # Ctrl-C may come before doctor has a note of this process
     found = describe()
     print(json.dumps(found), flush=True)
     if not found["path"] or found["problem"]:

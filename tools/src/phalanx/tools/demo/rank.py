@@ -1,6 +1,5 @@
 """One rank: `python -m phalanx.tools.demo.rank JOB`, started by launch.py and by nobody else."""
 
-import ctypes
 import json
 import os
 import signal
@@ -13,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core import PhalanxError
+from phalanx.core.commands import end_with_parent
 from phalanx.tools._progress import Progress
 from phalanx.tools._torch_compat import Store, TCPStore
 from phalanx.tools.demo import compiled, costs, report
@@ -24,7 +24,6 @@ from phalanx.tools.demo.train import Trainer
 TIMEOUT = timedelta(seconds=60)
 COMPILING_TIMEOUT = timedelta(seconds=300)  # one rank may be done long before another one
 NOBODY_READS = 128 + signal.SIGPIPE  # the exit status of a rank whose output has no reader any more
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def main(text: str) -> int:
         Exit status.
     """
     job = Job.from_text(text)
-    _end_with_parent(job.parent)
+    end_with_parent(job.parent)
     store = None
     try:
         store = TCPStore("127.0.0.1", job.port, is_master=False, timeout=TIMEOUT)
@@ -112,13 +111,6 @@ def _run(job: Job, store: Store) -> None:
                 say(f"\n{text}")
     finally:
         dist.destroy_process_group()
-
-
-def _end_with_parent(parent: int) -> None:
-    # If the parent is killed and can end nobody, the kernel ends this process.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,8 @@ Every rank runs the same steps; rank 0 decides. A value takes the place of the b
 `MARGIN`: what is measured on a busy host is noisy, and a table that changes nothing does no harm.
 """
 
-import ctypes
 import math
 import os
-import signal
 import statistics
 import time
 from abc import ABC, abstractmethod
@@ -17,6 +15,7 @@ from itertools import repeat
 from typing import Any, ClassVar, Generic, TypeVar
 
 from phalanx.core import GpuTuning, Group, Tuning, check, ffi
+from phalanx.core.commands import end_with_parent
 
 MARGIN = 1.03
 ITEM = 4  # bytes of a float32, of which all that is measured consists
@@ -101,7 +100,6 @@ def powers(first: int, last: int, also: int) -> list[int]:
 _BATCH_NS = 2_000_000  # of one candidate in one round
 _ROUNDS = (7, 200)  # at least, at most
 _MOST_CALLS = 1000  # in a batch
-_PR_SET_PDEATHSIG = 1
 
 Times = dict[int, dict[int, list[float]]]  # nanoseconds of a call in each round, by size and by candidate
 Call = Callable[[], int]  # one collective; returns a phx_status
@@ -115,9 +113,7 @@ def call_options(**fields: Any) -> Any:
 
 def begin(given: dict[str, Any]) -> None:
     """Tie this process to the one that started it, and to the core that is its own."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != given["parent"]:  # it died before the request above
-        os._exit(1)
+    end_with_parent(given["parent"])
     os.sched_setaffinity(0, {given["cores"][given["rank"] % len(given["cores"])]})
 
 

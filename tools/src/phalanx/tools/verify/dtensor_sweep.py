@@ -4,7 +4,6 @@ Every entry is run in one process first, then with its tensors in many placings 
 the same in lockstep. Ranks that fall out of step (one raised where another waits) are ended, and others go on.
 """
 
-import ctypes
 import faulthandler
 import multiprocessing
 import os
@@ -22,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from phalanx.core.commands import end_with_parent
 from phalanx.dtensor.placement_types import Partial
 from phalanx.tools._torch_compat import op_database
 from phalanx.tools.verify.blocks import blocks
@@ -35,7 +35,6 @@ _TIMEOUT_S = 20
 _ENTRY_TIMEOUT_S = 240
 # Ranks that fell out of step more often than this have shown enough of an entry.
 _MOST_RESTARTS = 3
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -213,7 +212,7 @@ class _Processes:
 
 
 def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Task], writer: Any) -> None:
-    _end_with_parent()
+    end_with_parent(os.getppid())
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
@@ -244,13 +243,6 @@ def _rank(rank: int, size: int, directory: str, options: Options, tasks: list[Ta
         dist.barrier()
     # A group that ranks have left in the midst of a collective cannot be taken apart in an orderly way.
     os._exit(0)
-
-
-def _end_with_parent() -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def compiled(function: Callable[..., Any], backend: str) -> Callable[..., Any]:
