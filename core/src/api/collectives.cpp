@@ -37,9 +37,7 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
       call.chose(algo);
     }
     phx::OperationPtr staged = phx::make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
-    if (in_bytes >= phx::kSmallestInput)
-      staged = phx::with_zero_copy(call, in_bytes, std::move(staged), blocking, root);
-    return call.issue(std::move(staged), work);
+    return call.issue(phx::with_zero_copy(call, in_bytes, std::move(staged), blocking, root), work);
   });
 }
 
@@ -53,13 +51,12 @@ phx_status issue_lists(Call &call, const phx::Lists &lists, size_t in_bytes, int
   return call.issue(phx::with_zero_copy(call, in_bytes, std::move(staged), work == nullptr, root), work);
 }
 
-bool all_have(const phx_block *blocks, size_t n, size_t count) {
-  return std::all_of(blocks, blocks + n, [&](const phx_block &block) { return block.count == count; });
-}
-
-// The one of two collectives whose calls a list of blocks matches.
-Kind kind_for(const phx_group *group, const phx_block *blocks, Kind even, Kind uneven) {
-  return group == nullptr || blocks == nullptr || all_have(blocks, group->ptr->size(), blocks[0].count) ? even : uneven;
+// Whether all blocks of a list have one count. A list that cannot be read counts as such, and is refused later.
+bool even(const phx_group *group, const phx_block *blocks) {
+  const int n = group == nullptr || blocks == nullptr ? 0 : group->ptr->size();
+  for (int i = 1; i < n; ++i)
+    if (blocks[i].count != blocks[0].count) return false;
+  return true;
 }
 
 // An input or output of a collective on blocks: a list with a block for each rank, or one buffer.
@@ -69,10 +66,11 @@ struct Side {
 };
 
 // Checks and issues a collective on blocks. `count`: the elements of every block, if there is a root.
-phx_status issue_blocks(Kind kind, phx_group *group, Side in, Side out, size_t count, int32_t dtype, int32_t op,
-                        int32_t root, const phx_options *options, phx_work **work) {
+template <Kind kind>
+phx_status issue_blocks(phx_group *group, Side in, Side out, size_t count, int32_t dtype, int32_t op, int32_t root,
+                        const phx_options *options, phx_work **work) {
   return guarded(phx::name_of(kind), [&]() -> phx_status {
-    const phx::CollectiveTraits &traits = phx::traits_of(kind);
+    constexpr const phx::CollectiveTraits &traits = phx::traits_of(kind);
     Call call(kind, group, options);
     if (!call.ok()) return call.status();
     const auto refuse = [&](phx_status status) { return call.refuse(status).status(); };
@@ -86,14 +84,15 @@ phx_status issue_blocks(Kind kind, phx_group *group, Side in, Side out, size_t c
     const size_t n = call.group_size(), ins = phx::parts_on(traits.in, n, self == root),
                  outs = phx::parts_on(traits.out, n, self == root);
     const bool in_is_list = traits.in != phx::Parts::kOne, out_is_list = traits.out != phx::Parts::kOne;
-    size_t total_in = 0, total_out = 0;
-    if (in_is_list && ins != 0) call.blocks(in.list, &total_in);
-    if (out_is_list && outs != 0) call.blocks(out.list, &total_out);
+    const size_t item = phx_dtype_size(dtype);
+    phx::BlocksFound ins_found, outs_found;
+    if (in_is_list && ins != 0) call.blocks(in.list, item, &ins_found);
+    if (out_is_list && outs != 0) call.blocks(out.list, item, &outs_found);
     if (!call.ok()) return call.status();
     const phx_block *const list = in_is_list ? in.list : out.list;
     if (traits.root == phx::Root::kNone)
       count = list[self].count;
-    else if (self == root && !all_have(list, n, count))
+    else if (self == root && !((in_is_list ? ins_found : outs_found).even && list[0].count == count))
       return refuse(phx::fail(PHX_ERR_INVALID, call.name(),
                               "%s: count is %zu, but a block of the list has a different number of elements; give "
                               "every block `count` elements",
@@ -102,9 +101,9 @@ phx_status issue_blocks(Kind kind, phx_group *group, Side in, Side out, size_t c
     const phx_block *const from = in_is_list ? in.list : &buffer, *const to = out_is_list ? out.list : &buffer;
 
     const bool uneven = kind == Kind::kAllGatherV || kind == Kind::kReduceScatterV;
-    const size_t item = phx_dtype_size(dtype), recorded = kind == Kind::kAllToAllV ? 0 : uneven ? 1 : count;
-    void *const in_at = phx::adjacent(from, static_cast<int>(ins), item);
-    void *const out_at = phx::adjacent(to, static_cast<int>(outs), item);
+    const size_t recorded = kind == Kind::kAllToAllV ? 0 : uneven ? 1 : count;
+    void *const in_at = in_is_list ? ins_found.at : buffer.data, *const out_at =
+                                                                     out_is_list ? outs_found.at : buffer.data;
     call.data(in_at, in_is_list || count == 0 ? 0 : 1, out_at, out_is_list || count == 0 ? 0 : 1, recorded, dtype);
     if (uneven) {
       std::vector<size_t> counts(n);
@@ -120,7 +119,7 @@ phx_status issue_blocks(Kind kind, phx_group *group, Side in, Side out, size_t c
     if (in_is_list && ins != 0 && !(plain && in_at != nullptr)) lists.in = from;
     if (out_is_list && outs != 0 && !(plain && out_at != nullptr)) lists.out = to;
     const size_t in_bytes = !in_is_list                       ? count * item
-                            : traits.root == phx::Root::kNone ? total_in * item
+                            : traits.root == phx::Root::kNone ? ins_found.total * item
                                                               : n * count * item;
     return issue_lists(call, lists, in_bytes, root, work);
   });
@@ -242,30 +241,30 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
 
 phx_status phx_all_gather_blocks(phx_group *group, const void *in, const phx_block *out, int32_t dtype,
                                  const phx_options *options, phx_work **work) {
-  const Kind kind = kind_for(group, out, Kind::kAllGather, Kind::kAllGatherV);
-  return issue_blocks(kind, group, {nullptr, in}, {out, nullptr}, 0, dtype, 0, -1, options, work);
+  const auto issue = even(group, out) ? issue_blocks<Kind::kAllGather> : issue_blocks<Kind::kAllGatherV>;
+  return issue(group, {nullptr, in}, {out, nullptr}, 0, dtype, 0, -1, options, work);
 }
 
 phx_status phx_reduce_scatter_blocks(phx_group *group, const phx_block *in, void *out, int32_t dtype, int32_t op,
                                      const phx_options *options, phx_work **work) {
-  const Kind kind = kind_for(group, in, Kind::kReduceScatter, Kind::kReduceScatterV);
-  return issue_blocks(kind, group, {in, nullptr}, {nullptr, out}, 0, dtype, op, -1, options, work);
+  const auto issue = even(group, in) ? issue_blocks<Kind::kReduceScatter> : issue_blocks<Kind::kReduceScatterV>;
+  return issue(group, {in, nullptr}, {nullptr, out}, 0, dtype, op, -1, options, work);
 }
 
 phx_status phx_all_to_all_blocks(phx_group *group, const phx_block *in, const phx_block *out, int32_t dtype,
                                  const phx_options *options, phx_work **work) {
-  return issue_blocks(Kind::kAllToAllV, group, {in, nullptr}, {out, nullptr}, 0, dtype, 0, -1, options, work);
+  return issue_blocks<Kind::kAllToAllV>(group, {in, nullptr}, {out, nullptr}, 0, dtype, 0, -1, options, work);
 }
 
 phx_status phx_gather_blocks(phx_group *group, const void *in, const phx_block *out, size_t count, int32_t dtype,
                              int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  return issue_blocks(Kind::kGather, group, {nullptr, in}, {out, nullptr}, count, dtype, 0, root_group_rank, options,
-                      work);
+  return issue_blocks<Kind::kGather>(group, {nullptr, in}, {out, nullptr}, count, dtype, 0, root_group_rank, options,
+                                     work);
 }
 
 phx_status phx_scatter_blocks(phx_group *group, const phx_block *in, void *out, size_t count, int32_t dtype,
                               int32_t root_group_rank, const phx_options *options, phx_work **work) {
-  return issue_blocks(Kind::kScatter, group, {in, nullptr}, {nullptr, out}, count, dtype, 0, root_group_rank, options,
-                      work);
+  return issue_blocks<Kind::kScatter>(group, {in, nullptr}, {nullptr, out}, count, dtype, 0, root_group_rank, options,
+                                      work);
 }
 }

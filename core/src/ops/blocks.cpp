@@ -61,21 +61,6 @@ bool clearly_apart(const phx_block *in, size_t ins, const phx_block *out, size_t
 
 }  // namespace
 
-void *adjacent(const phx_block *blocks, int n, size_t item) {
-  char *base = nullptr, *next = nullptr;
-  for (int i = 0; i < n; ++i) {
-    const phx_block &block = blocks[i];
-    if (block.count == 0) continue;
-    char *const at = static_cast<char *>(block.data);
-    if (at == nullptr) return nullptr;  // refused later
-    if (block.row != 0 && block.count > block.row && block.row != block.stride) return nullptr;
-    if (base == nullptr) base = next = at;
-    if (at != next) return nullptr;
-    next = at + block.count * item;
-  }
-  return base;
-}
-
 bool blocks_overlap(const phx_block *in, size_t ins, const phx_block *out, size_t outs, size_t item, size_t self) {
   if (ins + outs <= kFewBlocks && clearly_apart(in, ins, out, outs, item)) return false;
   Range few[kFewBlocks];

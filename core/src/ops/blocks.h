@@ -104,8 +104,12 @@ class Blocks {
   std::unique_ptr<phx_block[]> many_;
 };
 
-// Where the blocks of a list lie one after another. NULL: they do not, or are empty.
-void *adjacent(const phx_block *blocks, int n, size_t item);
+// What a call must know of a list of blocks beyond each of them.
+struct BlocksFound {
+  size_t total = 0;    // elements
+  bool even = true;    // all have as many elements as the first one
+  void *at = nullptr;  // where they lie one after another; NULL: they do not, or are empty
+};
 // Whether a block of `out` overlaps another one of `out` or one of `in`. The block `self` of the longer list may have
 // the address of the only one of the other list. Rows of equal strides may lie between each other.
 bool blocks_overlap(const phx_block *in, size_t ins, const phx_block *out, size_t outs, size_t item, size_t self);
@@ -122,14 +126,6 @@ inline Blocks output_blocks(const Buffers &buffers, int n) {
   if (lists != nullptr && lists->out != nullptr) return Blocks(buffers.out, lists->out, buffers.item, n);
   if (lists != nullptr && lists->out_counts != nullptr) return Blocks(buffers.out, lists->out_counts, buffers.item, n);
   return Blocks(buffers.out, buffers.count, buffers.item, n);
-}
-
-// The elements of the largest block on that side.
-inline size_t largest_input(const Buffers &buffers, int n) {
-  return buffers.lists == nullptr ? buffers.count : input_blocks(buffers, n).largest();
-}
-inline size_t largest_output(const Buffers &buffers, int n) {
-  return buffers.lists == nullptr ? buffers.count : output_blocks(buffers, n).largest();
 }
 
 // How many elements every rank of an all_to_all_v sends to every other rank. A rank knows only its own counts, so the

@@ -176,15 +176,16 @@ Call &Call::apart(const phx_block *in, size_t ins, const phx_block *out, size_t 
   return *this;
 }
 
-Call &Call::blocks(const phx_block *blocks, size_t *total) {
+Call &Call::blocks(const phx_block *blocks, size_t item, BlocksFound *found) {
   if (!ok()) return *this;
   if (blocks == nullptr)
     return set(fail(PHX_ERR_INVALID, name(), "%s: a list of blocks is NULL; give one block for each rank of the group",
                     name()));
-  *total = 0;
+  const char *next = nullptr;  // where the next block lies, if they all lie one after another
+  bool adjacent = true;
   for (int i = 0; i < group_size(); ++i) {
     const phx_block &block = blocks[i];
-    if (!add(block.count, total)) return *this;
+    if (!add(block.count, &found->total)) return *this;
     if (block.data == nullptr && block.count != 0)
       return set(fail(PHX_ERR_INVALID, name(), "%s: the data of block %d is NULL, but its count is not 0", name(), i));
     if (block.row == 0 ? block.stride != 0 : block.stride < block.row)
@@ -195,7 +196,14 @@ Call &Call::blocks(const phx_block *blocks, size_t *total) {
     size_t reach = 0;  // elements from the first row to the last
     if (block.row != 0 && (__builtin_mul_overflow(block.count / block.row, block.stride, &reach) || reach > kMost))
       return set(fail(PHX_ERR_INVALID, name(), "%s: block %d is more than memory can hold", name(), i));
+    found->even = found->even && block.count == blocks[0].count;
+    if (block.count == 0) continue;
+    if (next == nullptr) found->at = block.data;
+    adjacent =
+        adjacent && (next == nullptr || block.data == next) && (block.count <= block.row || block.row == block.stride);
+    next = static_cast<const char *>(block.data) + block.count * item;
   }
+  if (!adjacent) found->at = nullptr;
   return *this;
 }
 

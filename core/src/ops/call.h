@@ -5,6 +5,7 @@
 
 #include "gpu/launch.h"
 #include "net/net.h"
+#include "ops/blocks.h"
 #include "ops/coalesced.h"
 #include "ops/collectives.h"
 #include "ops/operation.h"
@@ -63,8 +64,8 @@ class Call {
   Call &counts(const size_t *counts, size_t *total);
   // The same check without the record, for lists that differ between ranks or are compared later.
   Call &own_counts(const size_t *counts, size_t *total);
-  // The same for a block for each rank.
-  Call &blocks(const phx_block *blocks, size_t *total);
+  // Checks a block for each rank, of elements of `item` bytes.
+  Call &blocks(const phx_block *blocks, size_t item, BlocksFound *found);
   // Refuses an output that overlaps another one or an input, but, with own_alias, this rank's block of a list at the
   // address of the only block on the other side.
   Call &apart(const phx_block *in, size_t ins, const phx_block *out, size_t outs, bool own_alias);

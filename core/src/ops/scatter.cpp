@@ -35,9 +35,9 @@ class Segmented : public Operation {
 
  protected:
   // `most`: the elements of the largest segment.
-  Segmented(const Plan &plan, const Buffers &buffers, size_t most = SIZE_MAX)
+  Segmented(const Plan &plan, const Buffers &buffers, Blocks in, size_t most = SIZE_MAX)
       : Operation(buffers, 0),
-        in_(input_blocks(buffers, plan.lane.group_size())),
+        in_(std::move(in)),
         reads_own_(plan.blocking),
         segment_(segment_for(plan, buffers, in_, most)) {
     rounds = rounds_for(in_.largest(), segment_);
@@ -59,7 +59,8 @@ class Segmented : public Operation {
 class AllToAll : public Segmented {
  public:
   AllToAll(const Plan &plan, const Buffers &buffers)
-      : Segmented(plan, buffers), out_(output_blocks(buffers, plan.lane.group_size())) {}
+      : Segmented(plan, buffers, input_blocks(buffers, plan.lane.group_size())),
+        out_(output_blocks(buffers, plan.lane.group_size())) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size(), self = lane.group_rank();
@@ -196,8 +197,8 @@ class AllToAllV final : public AllToAll {
 
 class ReduceScatter final : public Segmented {
  public:
-  ReduceScatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
-      : Segmented(plan, buffers), reduction_(reduction) {
+  ReduceScatter(const Plan &plan, const Buffers &buffers, Blocks in, const Reduction &reduction)
+      : Segmented(plan, buffers, std::move(in)), reduction_(reduction) {
     reads_own_ = reads_own_ && in_.dense(plan.lane.group_rank(), 0) != nullptr;
   }
 
@@ -220,7 +221,8 @@ class ReduceScatter final : public Segmented {
 class Scatter final : public Segmented {
  public:
   Scatter(const Plan &plan, const Buffers &buffers, int root)
-      : Segmented(plan, buffers, plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
+      : Segmented(plan, buffers, input_blocks(buffers, plan.lane.group_size()),
+                  plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         root_(root),
         is_root_(plan.lane.group_rank() == root) {}
 
@@ -304,10 +306,10 @@ OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &bu
 }
 
 OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
-  const int n = plan.lane.group_size();
-  if (exchange_pays(plan, largest_input(buffers, n) * buffers.item))
-    return make_exchange_reduce(plan, buffers, input_blocks(buffers, n), reduction);
-  return std::make_unique<ReduceScatter>(plan, buffers, reduction);
+  Blocks in = input_blocks(buffers, plan.lane.group_size());
+  if (exchange_pays(plan, in.largest() * buffers.item))
+    return make_exchange_reduce(plan, buffers, std::move(in), reduction);
+  return std::make_unique<ReduceScatter>(plan, buffers, std::move(in), reduction);
 }
 
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root) {

@@ -292,7 +292,7 @@ bool may_find_input(const Group &group, size_t in_bytes) {
   return pays_to_look(group, in_bytes) && !directory.empty() && directory.has_any(group.members(), group.group_rank());
 }
 
-OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
+OperationPtr with_zero_copy_of_large(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
   const Group &group = call.group();
   const Kind kind = call.kind();
   if (call.options().algo != PHX_ALGO_AUTO || group.spans_hosts()) return staged;

@@ -19,7 +19,11 @@ bool may_find_input(const Group &group, size_t in_bytes);
 //
 // Whether the inputs of the other ranks lie in the same allocation is known when all have arrived (see zero_copy.cpp).
 // If they do not, `staged` runs after all.
-OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root = -1);
+OperationPtr with_zero_copy_of_large(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root);
+inline OperationPtr with_zero_copy(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
+  if (in_bytes < kSmallestInput) return staged;
+  return with_zero_copy_of_large(call, in_bytes, std::move(staged), blocking, root);
+}
 // The same for a list of calls.
 OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls);
 
