@@ -41,7 +41,7 @@ phx_status check_call(phx_group *group, const phx_options *options, const phx_ca
   const Kind kind = kind_of(request.kind);
   if (kind == Kind::kNone || request.flags != 0)
     return phx::fail(PHX_ERR_INVALID, kName,
-                     "%s: call %zu has kind %d and flags %u; expected a PHX_CALL_* constant and flags 0", kName, index,
+                     "call %zu has kind %d and flags %u; expected a PHX_CALL_* constant and flags 0", index,
                      request.kind, request.flags);
   Call call(kind, group, options, true);
   if (!call.ok()) return call.status();
@@ -49,8 +49,7 @@ phx_status check_call(phx_group *group, const phx_options *options, const phx_ca
   const void *in = kind == Kind::kBroadcast ? request.out : request.in;
   if (kind == Kind::kBroadcast && request.in != request.out)
     return phx::fail(PHX_ERR_INVALID, kName,
-                     "%s: call %zu is a broadcast with different in and out; set both to the same buffer", kName,
-                     index);
+                     "call %zu is a broadcast with different in and out; set both to the same buffer", index);
   phx::Extent extent;
   call.check(phx::traits_of(kind), in, request.out, request.count, request.dtype, request.op, request.root_group_rank,
              &extent);
@@ -79,8 +78,8 @@ phx_status check_overlaps(std::vector<Range> *ranges) {
     if (other != nullptr)
       return phx::fail(
           PHX_ERR_INVALID, kName,
-          "%s: calls %zu and %zu use the same memory and one of them writes to it; give each call memory of its own",
-          kName, std::min(other->call, range.call), std::max(other->call, range.call));
+          "calls %zu and %zu use the same memory and one of them writes to it; give each call memory of its own",
+          std::min(other->call, range.call), std::max(other->call, range.call));
     if (range.written && (written == nullptr || range.end > written->end)) written = &range;
     if (any == nullptr || range.end > any->end) any = &range;
   }
@@ -97,8 +96,7 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
     if ((calls == nullptr && count != 0) || count > kMostCalls)
       return all
           .refuse(phx::fail(PHX_ERR_INVALID, kName,
-                            "%s: calls is NULL or count is too large; at most %zu calls are allowed", kName,
-                            kMostCalls))
+                            "calls is NULL or count is too large; at most %zu calls are allowed", kMostCalls))
           .status();
     std::vector<CoalescedCall> checked(count);
     std::vector<phx::Volume> volumes(count);
@@ -111,9 +109,9 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
       phx_call request = PHX_CALL_INIT;
       phx_status status = phx::read_in(reinterpret_cast<const phx_call *>(at), &request, kName);
       if (status == PHX_OK && request.struct_size != stride)
-        status = phx::fail(
-            PHX_ERR_ABI, kName,
-            "%s: call %zu has a different struct_size than call 0; initialize every call with PHX_CALL_INIT", kName, i);
+        status =
+            phx::fail(PHX_ERR_ABI, kName,
+                      "call %zu has a different struct_size than call 0; initialize every call with PHX_CALL_INIT", i);
       if (status == PHX_OK) status = check_call(group, options, request, i, &checked[i], &volumes[i], &ranges);
       if (status != PHX_OK) return all.refuse(status).status();
     }

@@ -76,9 +76,8 @@ phx_status issue_blocks(phx_group *group, Side in, Side out, size_t count, int32
     const auto refuse = [&](phx_status status) { return call.refuse(status).status(); };
     if (call.on_gpu())
       return refuse(phx::fail(PHX_ERR_UNSUPPORTED, call.name(),
-                              "%s: lists of blocks must be in host memory, but options.gpu names a GPU; copy them to "
-                              "the host, or use a collective without blocks",
-                              call.name()));
+                              "lists of blocks must be in host memory, but options.gpu names a GPU; copy them to "
+                              "the host, or use a collective without blocks"));
     if (traits.root != phx::Root::kNone && !call.root(root).ok()) return call.status();
     const int self = call.group().group_rank();
     const size_t n = call.group_size(), ins = phx::parts_on(traits.in, n, self == root),
@@ -94,9 +93,9 @@ phx_status issue_blocks(phx_group *group, Side in, Side out, size_t count, int32
       count = list[self].count;
     else if (self == root && !((in_is_list ? ins_found : outs_found).even && list[0].count == count))
       return refuse(phx::fail(PHX_ERR_INVALID, call.name(),
-                              "%s: count is %zu, but a block of the list has a different number of elements; give "
+                              "count is %zu, but a block of the list has a different number of elements; give "
                               "every block `count` elements",
-                              call.name(), count));
+                              count));
     const phx_block buffer{const_cast<void *>(in_is_list ? out.buffer : in.buffer), count, 0, 0};
     const phx_block *const from = in_is_list ? in.list : &buffer, *const to = out_is_list ? out.list : &buffer;
 
@@ -226,9 +225,7 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
     size_t ins = 0, outs = 0;
     if (!call.own_counts(in_counts, &ins).own_counts(out_counts, &outs).ok()) return call.status();
     if ((ins != 0 && in == nullptr) || (outs != 0 && out == nullptr))
-      return call
-          .refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: in or out is NULL, but the counts are not all 0",
-                            call.name()))
+      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "in or out is NULL, but the counts are not all 0"))
           .status();
     // The counts differ from rank to rank, so they are compared in the first round and not in the record.
     if (!call.data(in, 0, out, 0, 0, dtype).overlap(ins, outs, 0, false).ok()) return call.status();

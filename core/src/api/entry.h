@@ -22,9 +22,9 @@ phx_status guarded(const char *operation, Body &&body) noexcept {
     const phx_status status = body();
     return status == PHX_ERR_TIMEOUT ? timeout_or_interrupt(operation) : status;
   } catch (const std::bad_alloc &) {
-    return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+    return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
   } catch (const std::exception &error) {
-    return fail(PHX_ERR_INTERNAL, operation, "%s: %s", operation, error.what());
+    return fail(PHX_ERR_INTERNAL, operation, "%s", error.what());
   }
 }
 
@@ -48,14 +48,14 @@ inline const Group *group_of(const phx_work &handle) { return handle.group.get()
 // PHX_OK if the handle is not NULL and this process is not a forked child of the one that created it.
 template <class Handle>
 phx_status check_handle(const char *operation, const Handle *handle) {
-  if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: %s is NULL", operation, name_of_handle(handle));
+  if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "%s is NULL", name_of_handle(handle));
   return is_inherited(handle) ? refuse_fork(operation, world_of(*handle)) : PHX_OK;
 }
 
 // Calls body(the object behind the handle) after check_handle. An error that names no group gets that of the handle.
 template <class Handle, class Body>
 phx_status with_handle(const char *operation, Handle *handle, Body &&body) noexcept {
-  if (const phx_status status = check_handle(operation, handle); status != PHX_OK) return status;
+  PHX_TRY(check_handle(operation, handle));
   const phx_status status = guarded(operation, [&]() -> phx_status { return body(behind(*handle)); });
   if (__builtin_expect(status >= 0, 1)) return status;
   const Group *const group = group_of(*handle);
@@ -67,7 +67,7 @@ template <class Handle, class Body>
 phx_status with_live_handle(const char *operation, Handle *handle, Body &&body) noexcept {
   return with_handle(operation, handle, [&](auto &object) -> phx_status {
     if (world_of(*handle).finalized())
-      return fail(PHX_ERR_INVALID, operation, "%s: this world was finalized; make a new one", operation);
+      return fail(PHX_ERR_INVALID, operation, "this world was finalized; make a new one");
     return body(object);
   });
 }
@@ -85,8 +85,8 @@ phx_status with_timeout(const char *operation, Handle *handle, int64_t timeout_m
 // Checks a timeout that is to become a default.
 inline phx_status check_default_timeout(const char *operation, int64_t timeout_ms) {
   if (timeout_ms >= 0) return PHX_OK;
-  return fail(PHX_ERR_INVALID, operation, "%s: timeout_ms is %lld; it must be positive, or 0 for the default",
-              operation, static_cast<long long>(timeout_ms));
+  return fail(PHX_ERR_INVALID, operation, "timeout_ms is %lld; it must be positive, or 0 for the default",
+              static_cast<long long>(timeout_ms));
 }
 
 // Logs what is wrong with the environment variables of this process: once, and when a log callback is set.

@@ -29,32 +29,30 @@ phx_status check_ability(const char *operation, const phx::cuda::Driver &driver,
   using phx::cuda::FabricAbility;
   if (gpu.fabric == FabricAbility::kCan) return PHX_OK;
   if (gpu.fabric == FabricAbility::kNone)
-    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: CUDA device %d, or its driver, has no fabric handles", operation,
-                gpu.index);
+    return fail(PHX_ERR_UNSUPPORTED, operation, "CUDA device %d, or its driver, has no fabric handles", gpu.index);
   const char *name = nullptr;
   driver.get_error_name(gpu.fabric_refusal, &name);
   return fail(PHX_ERR_UNSUPPORTED, operation,
-              "%s: the driver gives no fabric handles of CUDA device %d (%s): the host needs the service nvidia-imex, "
+              "the driver gives no fabric handles of CUDA device %d (%s): the host needs the service nvidia-imex, "
               "and this process the right to a channel of it (/dev/nvidia-caps-imex-channels)",
-              operation, gpu.index, name != nullptr ? name : "unknown error");
+              gpu.index, name != nullptr ? name : "unknown error");
 }
 
 phx_status read_ticket(const char *operation, const void *bytes, size_t size, Ticket *out) {
   if (bytes == nullptr || size != sizeof *out)
-    return fail(PHX_ERR_INVALID, operation, "%s: the handle has %zu bytes instead of %zu", operation,
+    return fail(PHX_ERR_INVALID, operation, "the handle has %zu bytes instead of %zu",
                 bytes == nullptr ? size_t{0} : size, sizeof *out);
   std::memcpy(out, bytes, sizeof *out);
   if (std::memcmp(out->magic, kMagic, sizeof kMagic) != 0)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: these bytes are not a handle of phx_mem_export_fabric; pass the bytes that it gave, unchanged",
-                operation);
+                "these bytes are not a handle of phx_mem_export_fabric; pass the bytes that it gave, unchanged");
   if (out->version != kVersion)
     return fail(
         PHX_ERR_ABI, operation,
-        "%s: the handle has layout version %u, but this library reads %u; use one build of phalanx-core on both sides",
-        operation, out->version, kVersion);
+        "the handle has layout version %u, but this library reads %u; use one build of phalanx-core on both sides",
+        out->version, kVersion);
   if (out->span == 0 || out->span < out->size || out->span > static_cast<uint64_t>(INT64_MAX))
-    return fail(PHX_ERR_INVALID, operation, "%s: the handle does not say how large its memory is", operation);
+    return fail(PHX_ERR_INVALID, operation, "the handle does not say how large its memory is");
   return PHX_OK;
 }
 
@@ -65,20 +63,19 @@ extern "C" {
 phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *handle) {
   const char *operation = "mem_export_fabric";
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
-    if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: handle is NULL", operation);
+    if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "handle is NULL");
     const phx::BlockRef block = w.blocks().find(pointer);
     if (!block || !block->live())
       return fail(PHX_ERR_NOT_FOUND, operation,
-                  "%s: %p was not allocated by phx_mem_alloc in this world, or was already freed", operation, pointer);
+                  "%p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
     phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*block->allocator);
     if (gpus == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
-                  "a CUDA device",
-                  operation);
+                  "the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
+                  "a CUDA device");
     if (block->imported)
       return fail(PHX_ERR_INVALID, operation,
-                  "%s: the memory belongs to another rank; pass on the handle with which it was imported", operation);
+                  "the memory belongs to another rank; pass on the handle with which it was imported");
     const phx::cuda::Memory &memory = phx::cuda::memory_of(*block);
     phx_status status = check_ability(operation, gpus->driver(), memory.gpu());
     if (status != PHX_OK) return status;
@@ -97,8 +94,7 @@ phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, con
                                  void **out) {
   const char *operation = "mem_import_fabric";
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
-    if (device == nullptr || out == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: device or out is NULL", operation);
+    if (device == nullptr || out == nullptr) return fail(PHX_ERR_INVALID, operation, "device or out is NULL");
     Ticket ticket;
     phx_status status = read_ticket(operation, handle, handle_size, &ticket);
     if (status != PHX_OK) return status;
@@ -107,9 +103,9 @@ phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, con
     phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*allocator);
     if (gpus == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: only Phalanx's CUDA allocator imports fabric handles, not '%s', which serves this device; give "
+                  "only Phalanx's CUDA allocator imports fabric handles, not '%s', which serves this device; give "
                   "a CUDA device",
-                  operation, allocator->ops().name);
+                  allocator->ops().name);
     phx::cuda::Gpu gpu;
     status = gpus->get(operation, device->index, &gpu);
     if (status == PHX_OK) status = check_ability(operation, gpus->driver(), gpu);

@@ -13,6 +13,7 @@
 #include "symm/table.h"
 
 using phx::fail;
+using phx::fail_text;
 using phx::with_handle;
 using phx::with_live_handle;
 
@@ -32,41 +33,40 @@ phx::Attachments attach_all(phx::Group &group) {
 
 phx_status check_name(const char *operation, const char *name) {
   if (name == nullptr || *name == '\0')
-    return fail(PHX_ERR_INVALID, operation, "%s: name is NULL or empty; a group needs a name", operation);
+    return fail(PHX_ERR_INVALID, operation, "name is NULL or empty; a group needs a name");
   if (std::strlen(name) > kMaxName)
-    return fail(PHX_ERR_INVALID, operation, "%s: the name of the group has more than %zu bytes; shorten it", operation,
-                kMaxName);
+    return fail(PHX_ERR_INVALID, operation, "the name of the group has more than %zu bytes; shorten it", kMaxName);
   return PHX_OK;
 }
 
 phx_status check_size(const char *operation, const char *name, int32_t size) {
   if (size < 1)
-    return fail(PHX_ERR_INVALID, operation, "%s '%s': the group has %d ranks; it needs at least 1", operation, name,
-                size);
+    return fail_text(PHX_ERR_INVALID, operation, "%s '%s': the group has %d ranks; it needs at least 1", operation,
+                     name, size);
   if (size > phx::kMaxGroupSize)
-    return fail(PHX_ERR_UNSUPPORTED, operation, "%s '%s': the group has %d ranks; at most %d are supported", operation,
-                name, size, phx::kMaxGroupSize);
+    return fail_text(PHX_ERR_UNSUPPORTED, operation, "%s '%s': the group has %d ranks; at most %d are supported",
+                     operation, name, size, phx::kMaxGroupSize);
   return PHX_OK;
 }
 
 phx_status check_ranks(const char *operation, const phx::World &world, const char *name, const int32_t *ranks,
                        int32_t count, int *self) {
-  if (ranks == nullptr) return fail(PHX_ERR_INVALID, operation, "%s '%s': ranks is NULL", operation, name);
+  if (ranks == nullptr) return fail_text(PHX_ERR_INVALID, operation, "%s '%s': ranks is NULL", operation, name);
   *self = -1;
   for (int32_t i = 0; i < count; ++i) {
     if (ranks[i] < 0 || ranks[i] >= world.size())
-      return fail(PHX_ERR_INVALID, operation,
-                  "%s '%s': rank %d does not exist in a world of %d ranks; give world ranks from 0 on", operation, name,
-                  ranks[i], world.size());
+      return fail_text(PHX_ERR_INVALID, operation,
+                       "%s '%s': rank %d does not exist in a world of %d ranks; give world ranks from 0 on", operation,
+                       name, ranks[i], world.size());
     if (std::find(ranks, ranks + i, ranks[i]) != ranks + i)
-      return fail(PHX_ERR_INVALID, operation, "%s '%s': rank %d is listed twice; list each rank once", operation, name,
-                  ranks[i]);
+      return fail_text(PHX_ERR_INVALID, operation, "%s '%s': rank %d is listed twice; list each rank once", operation,
+                       name, ranks[i]);
     if (ranks[i] == world.rank()) *self = i;
   }
   if (*self < 0)
-    return fail(PHX_ERR_INVALID, operation,
-                "%s '%s': this rank, %d, is not in the list of ranks; only members of a group may create it", operation,
-                name, world.rank());
+    return fail_text(PHX_ERR_INVALID, operation,
+                     "%s '%s': this rank, %d, is not in the list of ranks; only members of a group may create it",
+                     operation, name, world.rank());
   return PHX_OK;
 }
 
@@ -85,7 +85,7 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
   phx::World &w = *world->ptr;
   params.attach = &attach_all;
   int64_t timeout = 0;
-  if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+  if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
   if (status == PHX_OK) status = w.resolve_timeout(operation, timeout_ms, &timeout);
   params.attempt = w.next_attempt(params.name_key, &params.first_failed);
   params.key = params.key_of(params.attempt);
@@ -115,7 +115,7 @@ phx_status derive(const char *operation, phx_group *group, bool agrees, const ch
   return with_live_handle(operation, group, [&](phx::Group &parent) -> phx_status {
     int64_t timeout = 0;
     phx_status status = parent.resolve_timeout(operation, timeout_ms, &timeout);
-    if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (status == PHX_OK && out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
     if (status == PHX_OK && name != nullptr) status = check_name(operation, name);
     if (status != PHX_OK) return agrees ? parent.refuse_agreement() : parent.refuse_exchange();
     std::shared_ptr<phx::Group> derived;
@@ -176,13 +176,14 @@ phx_status phx_group_attach_with_options(phx_world *world, const char *name, int
     if (status == PHX_OK) status = check_size(operation, name, group_size);
     if (status != PHX_OK) return status;
     if (group_rank < 0 || group_rank >= group_size)
-      status = fail(PHX_ERR_INVALID, operation,
-                    "%s '%s': group_rank is %d, which is not in the group of %d ranks; give 0 to the size minus 1",
-                    operation, name, group_rank, group_size);
+      status = fail_text(PHX_ERR_INVALID, operation,
+                         "%s '%s': group_rank is %d, which is not in the group of %d ranks; give 0 to the size minus 1",
+                         operation, name, group_rank, group_size);
     if (store == nullptr && group_size > 1)
-      return fail(PHX_ERR_INVALID, operation,
-                  "%s '%s': store is NULL, but a group of %d ranks needs a store through which they find each other",
-                  operation, name, group_size);
+      return fail_text(
+          PHX_ERR_INVALID, operation,
+          "%s '%s': store is NULL, but a group of %d ranks needs a store through which they find each other", operation,
+          name, group_size);
     phx::GroupParams params;
     params.name = name;
     for (int32_t i = 0; i < group_size; ++i) params.ranks.push_back(i);
@@ -214,8 +215,7 @@ phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int
   return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
     int64_t timeout = 0;
     phx_status status = g.resolve_timeout(operation, timeout_ms, &timeout);
-    if (status == PHX_OK && bits == nullptr)
-      status = fail(PHX_ERR_INVALID, operation, "%s: inout_bits is NULL", operation);
+    if (status == PHX_OK && bits == nullptr) status = fail(PHX_ERR_INVALID, operation, "inout_bits is NULL");
     return status == PHX_OK ? g.agree(bits, alive, timeout) : g.refuse_agreement();
   });
 }
@@ -259,8 +259,8 @@ phx_status phx_group_get_error(phx_group *group, phx_error_info *out) {
   return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
     phx::gpu_of(g).note_launches();
     if (!g.failed())
-      return fail(PHX_ERR_NOT_FOUND, operation, "%s: group '%s' has not failed, so there is no error to return",
-                  operation, g.name().c_str());
+      return fail(PHX_ERR_NOT_FOUND, operation, "group '%s' has not failed, so there is no error to return",
+                  g.name().c_str());
     phx::ErrorInfo cause = g.cause();
     if (cause.rank < 0) cause.rank = g.self_rank();  // a death, which any rank may report as its own error
     return phx::copy_error_out(cause, out, operation);
@@ -272,11 +272,11 @@ phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why)
   return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
     if (channel >= g.channels())
       return fail(PHX_ERR_INVALID, operation,
-                  "%s: channel is %u, but group '%s' has %u channels, numbered from 0; use one of them, or raise "
+                  "channel is %u, but group '%s' has %u channels, numbered from 0; use one of them, or raise "
                   "phx_world_params.channels",
-                  operation, channel, g.name().c_str(), g.channels());
+                  channel, g.name().c_str(), g.channels());
     const phx::KeptError kept;
-    fail(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");
+    fail_text(PHX_ERR_INVALID, operation, "%s", why != nullptr ? why : "no reason given");
     phx::collectives_of(g).refuse(channel);
     return PHX_OK;
   });

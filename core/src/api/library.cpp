@@ -154,7 +154,7 @@ phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
   const char *operation = "ucx_describe";
   return phx::guarded(operation, [&]() -> phx_status {
     if (size == nullptr || (text == nullptr && capacity != 0))
-      return phx::fail(PHX_ERR_INVALID, operation, "%s: size or text is NULL", operation);
+      return phx::fail(PHX_ERR_INVALID, operation, "size or text is NULL");
     const phx::KeptError kept;
     const phx::UcxFacts facts = phx::ucx_facts();
     phx::HostAddress address{};
@@ -172,7 +172,7 @@ phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
 }
 
 phx_status phx_set_error(phx_status status, const char *text) {
-  return phx::fail(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
+  return phx::fail_text(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
 }
 
 phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {

@@ -14,7 +14,7 @@ constexpr phx_device kCpu{PHX_DEVICE_CPU, 0};
 template <class Take>
 phx_status alloc(const char *operation, phx_world *world, const phx_device *device, void **out, const Take &take) {
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
-    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     const phx_device where = device != nullptr ? *device : kCpu;
     phx::AllocatorRef allocator = w.allocators().get(where.type, operation);
     return allocator ? take(w.blocks(), std::move(allocator), where) : PHX_ERR_UNSUPPORTED;
@@ -28,17 +28,15 @@ extern "C" {
 phx_status phx_allocator_register(phx_world *world, int32_t device_type, const phx_allocator_ops *ops, void *self) {
   const char *operation = "allocator_register";
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
-    if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: ops is NULL", operation);
+    if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "ops is NULL");
     phx_allocator_ops copy = PHX_ALLOCATOR_OPS_INIT;
-    const phx_status status = phx::read_in(ops, &copy, operation);
-    if (status != PHX_OK) return status;
+    PHX_TRY(phx::read_in(ops, &copy, operation));
     if (copy.name == nullptr || copy.alloc == nullptr || copy.free == nullptr || copy.export_handle == nullptr ||
         copy.import_handle == nullptr || copy.unmap == nullptr)
       return fail(PHX_ERR_INVALID, operation,
-                  "%s: a field of the allocator is NULL; name and every function except destroy must be given",
-                  operation);
+                  "a field of the allocator is NULL; name and every function except destroy must be given");
     if ((copy.flags & ~uint32_t{PHX_ALLOCATOR_DEVICE_MEMORY}) != 0)
-      return fail(PHX_ERR_INVALID, operation, "%s: flags may only have PHX_ALLOCATOR_DEVICE_MEMORY", operation);
+      return fail(PHX_ERR_INVALID, operation, "flags may only have PHX_ALLOCATOR_DEVICE_MEMORY");
     w.allocators().put(device_type, std::make_shared<phx::Allocator>(copy, self));
     return PHX_OK;
   });
@@ -48,8 +46,7 @@ phx_status phx_allocator_unregister(phx_world *world, int32_t device_type) {
   const char *operation = "allocator_unregister";
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
     if (w.allocators().remove(device_type)) return PHX_OK;
-    return fail(PHX_ERR_NOT_FOUND, operation, "%s: no allocator is registered for device type %d", operation,
-                device_type);
+    return fail(PHX_ERR_NOT_FOUND, operation, "no allocator is registered for device type %d", device_type);
   });
 }
 
@@ -100,8 +97,7 @@ phx_status phx_mem_find(phx_world *world, const void *pointer, phx_mem_info *out
 
 phx_status phx_mem_count(phx_world *world, size_t *blocks, size_t *bytes) {
   return with_handle("mem_count", world, [&](phx::World &w) -> phx_status {
-    if (blocks == nullptr || bytes == nullptr)
-      return fail(PHX_ERR_INVALID, "mem_count", "mem_count: blocks or bytes is NULL");
+    if (blocks == nullptr || bytes == nullptr) return fail(PHX_ERR_INVALID, "mem_count", "blocks or bytes is NULL");
     w.blocks().count(blocks, bytes);
     return PHX_OK;
   });

@@ -18,11 +18,10 @@ namespace {
 
 phx_status check_buffer(const char *name, const void *buffer, size_t count, int32_t dtype, phx::Transfer *out) {
   const size_t item = phx_dtype_size(dtype);
-  if (item == 0) return fail(PHX_ERR_INVALID, name, "%s: unknown dtype %d; use a PHX_DTYPE_* constant", name, dtype);
+  if (item == 0) return fail(PHX_ERR_INVALID, name, "unknown dtype %d; use a PHX_DTYPE_* constant", dtype);
   if (count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item)
-    return fail(PHX_ERR_INVALID, name, "%s: count is %zu, which is more than memory can hold", name, count);
-  if (count != 0 && buffer == nullptr)
-    return fail(PHX_ERR_INVALID, name, "%s: buffer is NULL, but count is not 0", name);
+    return fail(PHX_ERR_INVALID, name, "count is %zu, which is more than memory can hold", count);
+  if (count != 0 && buffer == nullptr) return fail(PHX_ERR_INVALID, name, "buffer is NULL, but count is not 0");
   out->bytes = count * item;
   out->head.dtype = dtype;
   out->head.count = count;
@@ -34,10 +33,9 @@ phx_status check_peer(const char *name, const phx::Group &group, int32_t peer, p
   if (peer >= 0 && peer < group.size()) return PHX_OK;
   if (peer == PHX_ANY_RANK)
     return fail(PHX_ERR_INVALID, name,
-                "%s: PHX_ANY_RANK is allowed for receives only; give the group rank that the message goes to", name);
-  return fail(PHX_ERR_INVALID, name,
-              "%s: peer is %d, which is not a group rank: the group has %d ranks, numbered from 0", name, peer,
-              group.size());
+                "PHX_ANY_RANK is allowed for receives only; give the group rank that the message goes to");
+  return fail(PHX_ERR_INVALID, name, "peer is %d, which is not a group rank: the group has %d ranks, numbered from 0",
+              peer, group.size());
 }
 
 // The checked options of a call, and the resolved timeout.
@@ -50,23 +48,18 @@ struct Options {
 
 phx_status check_options(const char *name, const phx::Group &group, const phx_options *options, Options *out) {
   if (options != nullptr) {
-    const phx_status status = phx::read_in(options, &out->common, name);
-    if (status != PHX_OK) return status;
+    PHX_TRY(phx::read_in(options, &out->common, name));
   }
   if (out->common.gpu != nullptr) {
-    const phx_status status = phx::read_in(out->common.gpu, &out->gpu, name);
-    if (status != PHX_OK) return status;
+    PHX_TRY(phx::read_in(out->common.gpu, &out->gpu, name));
   }
   const phx_device &device = out->gpu.device;
-  if (out->common.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "%s: flags must be 0", name);
+  if (out->common.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "flags must be 0");
   if (device.type != 0 && device.type != PHX_DEVICE_CPU && device.type != PHX_DEVICE_CUDA)
-    return fail(PHX_ERR_INVALID, name, "%s: unknown device type %d; use PHX_DEVICE_CPU or PHX_DEVICE_CUDA", name,
-                device.type);
+    return fail(PHX_ERR_INVALID, name, "unknown device type %d; use PHX_DEVICE_CPU or PHX_DEVICE_CUDA", device.type);
   if (out->gpu.stream != nullptr && !out->on_gpu())
-    return fail(
-        PHX_ERR_INVALID, name,
-        "%s: a stream is given, but the memory is not on a GPU; set phx_gpu_options.device, or set stream to NULL",
-        name);
+    return fail(PHX_ERR_INVALID, name,
+                "a stream is given, but the memory is not on a GPU; set phx_gpu_options.device, or set stream to NULL");
   return group.resolve_timeout(name, out->common.timeout_ms, &out->timeout_ms);
 }
 
@@ -88,7 +81,7 @@ phx_status put(const char *name, phx::Group &group, const std::vector<const phx:
     const phx::Transfer &transfer = *checked;
     if (transfer.peer == PHX_ANY_RANK)
       return fail(PHX_ERR_UNSUPPORTED, name,
-                  "%s: PHX_ANY_RANK is not allowed for GPU memory; give the group rank that sends", name);
+                  "PHX_ANY_RANK is not allowed for GPU memory; give the group rank that sends");
     char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
     messages.push_back({transfer.sends,
                         transfer.peer,
@@ -116,14 +109,12 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
       phx_status status = check_transfer(name, g, count, dtype, peer, tag, &transfer);
       if (status == PHX_OK) status = check_options(name, g, options, &read);
       if (status == PHX_OK && read.on_gpu() && work != nullptr)
-        status =
-            fail(PHX_ERR_UNSUPPORTED, name, "%s: work must be NULL for GPU memory; wait for the stream instead", name);
+        status = fail(PHX_ERR_UNSUPPORTED, name, "work must be NULL for GPU memory; wait for the stream instead");
       return status;
     };
     if (work == nullptr) {
       phx::Transfer transfer;
-      const phx_status status = fill(transfer);
-      if (status != PHX_OK) return status;
+      PHX_TRY(fill(transfer));
       return read.on_gpu() ? put(name, g, {&transfer}, read) : phx::messenger_of(g).run(transfer, read.timeout_ms);
     }
     const auto started = std::make_shared<phx::MessageWork>(&phx::messenger_of(g));
@@ -145,8 +136,8 @@ constexpr size_t kMostOnHost = size_t{1} << 20;
 phx_status read_message(const phx::Group &group, const phx_message &message, size_t index, phx::Transfer *out) {
   if ((message.kind != PHX_MESSAGE_SEND && message.kind != PHX_MESSAGE_RECV) || message.flags != 0)
     return fail(PHX_ERR_INVALID, kBatch,
-                "%s: message %zu has kind %d and flags %u; expected a PHX_MESSAGE_* constant and flags 0", kBatch,
-                index, message.kind, message.flags);
+                "message %zu has kind %d and flags %u; expected a PHX_MESSAGE_* constant and flags 0", index,
+                message.kind, message.flags);
   out->sends = message.kind == PHX_MESSAGE_SEND;
   if (out->sends)
     out->in = static_cast<const char *>(message.buffer);
@@ -164,9 +155,9 @@ phx_status check_number(const std::deque<phx::Transfer> &transfers) {
   }
   if (transfers.size() <= phx::cuda::kMostMessages && rings.size() <= phx::cuda::kMostRings) return PHX_OK;
   return fail(PHX_ERR_UNSUPPORTED, kBatch,
-              "%s: %zu messages with %zu ranks in one call; in GPU memory at most %u messages with %u ranks are "
+              "%zu messages with %zu ranks in one call; in GPU memory at most %u messages with %u ranks are "
               "allowed: make several calls",
-              kBatch, transfers.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
+              transfers.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
 }
 
 // Waits for all messages that have started, even after an error: the buffers are the caller's again when this returns.
@@ -205,8 +196,8 @@ phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, in
 phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count, const phx_options *options) {
   return phx::with_handle(kBatch, group, [&](phx::Group &g) -> phx_status {
     if ((messages == nullptr && count != 0) || count > kMostOnHost)
-      return fail(PHX_ERR_INVALID, kBatch,
-                  "%s: messages is NULL or count is too large; at most %zu messages are allowed", kBatch, kMostOnHost);
+      return fail(PHX_ERR_INVALID, kBatch, "messages is NULL or count is too large; at most %zu messages are allowed",
+                  kMostOnHost);
     Options read;
     phx_status status = check_options(kBatch, g, options, &read);
     std::deque<phx::Transfer> transfers;                   // on a GPU
@@ -219,9 +210,9 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
       status = phx::read_in(reinterpret_cast<const phx_message *>(at), &message, kBatch);
       if (status == PHX_OK && message.struct_size != stride)
         status = fail(PHX_ERR_ABI, kBatch,
-                      "%s: message %zu has a different struct_size than message 0; initialize every message with "
+                      "message %zu has a different struct_size than message 0; initialize every message with "
                       "PHX_MESSAGE_INIT",
-                      kBatch, i);
+                      i);
       if (status != PHX_OK) break;
       if (read.on_gpu())
         transfers.emplace_back();

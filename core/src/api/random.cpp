@@ -56,7 +56,7 @@ phx_status settings_of(int32_t kind, int32_t dtype, double a, double b, Settings
       const double low = rounded(a, dtype), high = rounded(b, dtype), width = rounded(high - low, dtype);
       if (!(a <= b) || !std::isfinite(width))
         return fail(PHX_ERR_INVALID, operation,
-                    "%s: uniform numbers of %s in [%g, %g): a must not be above b, and b - a must be finite", operation,
+                    "uniform numbers of %s in [%g, %g): a must not be above b, and b - a must be finite",
                     phx_dtype_name(dtype), a, b);
       *settings = {low, width, low < high ? below(high, dtype) : low, 0, 0, 0};
       return PHX_OK;
@@ -64,22 +64,20 @@ phx_status settings_of(int32_t kind, int32_t dtype, double a, double b, Settings
     case PHX_RANDOM_NORMAL:
     case PHX_RANDOM_LOG_NORMAL:
       if (!(b >= 0))
-        return fail(PHX_ERR_INVALID, operation, "%s: the standard deviation, b, is %g; it must be 0 or more", operation,
-                    b);
+        return fail(PHX_ERR_INVALID, operation, "the standard deviation, b, is %g; it must be 0 or more", b);
       *settings = {a, b, 0, 0, 0, 0};
       return PHX_OK;
     case PHX_RANDOM_CAUCHY:
-      if (!(b > 0))
-        return fail(PHX_ERR_INVALID, operation, "%s: the scale, b, is %g; it must be above 0", operation, b);
+      if (!(b > 0)) return fail(PHX_ERR_INVALID, operation, "the scale, b, is %g; it must be above 0", b);
       *settings = {a, b, 0, 0, 0, 0};
       return PHX_OK;
     case PHX_RANDOM_EXPONENTIAL:
-      if (!(a > 0)) return fail(PHX_ERR_INVALID, operation, "%s: the rate, a, is %g; it must be above 0", operation, a);
+      if (!(a > 0)) return fail(PHX_ERR_INVALID, operation, "the rate, a, is %g; it must be above 0", a);
       *settings = {0, 1 / a, std::ldexp(1.0, dtype == PHX_DTYPE_F16 ? -24 : format_of(dtype).least), 0, 0, 0};
       return PHX_OK;
     case PHX_RANDOM_BERNOULLI:
       if (!(a >= 0 && a <= 1))
-        return fail(PHX_ERR_INVALID, operation, "%s: the probability, a, is %g; it must be in [0, 1]", operation, a);
+        return fail(PHX_ERR_INVALID, operation, "the probability, a, is %g; it must be in [0, 1]", a);
       *settings = {0, 1, 0, static_cast<uint64_t>(std::nearbyint(std::ldexp(a, 32))), 0, 0};
       return PHX_OK;
     default: *settings = {}; return PHX_OK;
@@ -97,19 +95,16 @@ phx_status fill(const char *operation, int32_t kind, const Target &target, int32
                 const Settings &settings, const Box &box) {
   const FillFn kernel = find_fill(kind, dtype);
   if (kernel == nullptr)
-    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: no kind %d for dtype %s (%d); see PHX_RANDOM_* in phalanx.h",
-                operation, kind < kNarrowIntegers ? kind : 0, phx_dtype_name(dtype), dtype);
-  const phx_status status = check_box(box, target.out, operation);
-  if (status != PHX_OK) return status;
+    return fail(PHX_ERR_UNSUPPORTED, operation, "no kind %d for dtype %s (%d); see PHX_RANDOM_* in phalanx.h",
+                kind < kNarrowIntegers ? kind : 0, phx_dtype_name(dtype), dtype);
+  PHX_TRY(check_box(box, target.out, operation));
   const int32_t type = target.device == nullptr ? PHX_DEVICE_CPU : target.device->type;
   if (type == PHX_DEVICE_CUDA)
     return fill_on_gpu(operation, *target.device, target.stream, kind, dtype, target.out, key, settings, box);
   if (type != PHX_DEVICE_CPU)
-    return fail(PHX_ERR_INVALID, operation, "%s: unknown device type %d; use PHX_DEVICE_CPU or PHX_DEVICE_CUDA",
-                operation, type);
+    return fail(PHX_ERR_INVALID, operation, "unknown device type %d; use PHX_DEVICE_CPU or PHX_DEVICE_CUDA", type);
   if (target.stream != nullptr)
-    return fail(PHX_ERR_INVALID, operation, "%s: a stream is given, but the memory is not on a GPU; set stream to NULL",
-                operation);
+    return fail(PHX_ERR_INVALID, operation, "a stream is given, but the memory is not on a GPU; set stream to NULL");
   fill_box(kernel, target.out, phx_dtype_size(dtype), key, settings, box);
   return PHX_OK;
 }
@@ -118,7 +113,7 @@ phx_status fill_kind(const char *operation, const Target &target, int32_t dtype,
                      uint64_t key, const Box &box) {
   return guarded(operation, [&]() -> phx_status {
     if (kind < PHX_RANDOM_BITS || kind > PHX_RANDOM_LOG_NORMAL)
-      return fail(PHX_ERR_INVALID, operation, "%s: unknown kind %d; use a PHX_RANDOM_* constant", operation, kind);
+      return fail(PHX_ERR_INVALID, operation, "unknown kind %d; use a PHX_RANDOM_* constant", kind);
     Settings settings;
     const phx_status status = settings_of(kind, dtype, a, b, &settings, operation);
     return status != PHX_OK ? status : fill(operation, kind, target, dtype, key, settings, box);

@@ -35,8 +35,7 @@ phx_status with_key(const char *operation, const phx_store *store, const char *k
 
 phx_status check_keys(const char *operation, const char *const *keys, size_t count) {
   if (keys == nullptr && count > 0)
-    return phx::fail(PHX_ERR_INVALID, operation, "%s: the array of keys is NULL but its count is %zu", operation,
-                     count);
+    return phx::fail(PHX_ERR_INVALID, operation, "the array of keys is NULL but its count is %zu", count);
   phx_status status = PHX_OK;
   for (size_t i = 0; i < count && status == PHX_OK; ++i) status = check_key(operation, keys[i]);
   return status;
@@ -98,8 +97,7 @@ phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t 
     if (status == PHX_OK) status = check_timeout(kOperation, &timeout_ms);
     if (status != PHX_OK) return status;
     if (value == nullptr && capacity > 0)
-      return phx::fail(PHX_ERR_INVALID, kOperation, "%s: the buffer is NULL but its capacity is %zu", kOperation,
-                       capacity);
+      return phx::fail(PHX_ERR_INVALID, kOperation, "the buffer is NULL but its capacity is %zu", capacity);
     std::string stored;
     status = store->get(key, &stored, timeout_ms);
     if (status != PHX_OK) return status;

@@ -16,14 +16,12 @@ namespace {
 phx_status find_block(const char *operation, const phx::Group &group, const void *pointer, phx::BlockRef *out) {
   *out = group.world().blocks().find(pointer);
   if (!*out || !(*out)->live())
-    return fail(
-        PHX_ERR_NOT_FOUND, operation,
-        "%s: %p is not symmetric memory of this world. Allocate it with phx_mem_alloc (phalanx.symm_mem.empty).",
-        operation, pointer);
+    return fail(PHX_ERR_NOT_FOUND, operation,
+                "%p is not symmetric memory of this world. Allocate it with phx_mem_alloc (phalanx.symm_mem.empty).",
+                pointer);
   if ((*out)->imported)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: %p is another rank's memory, mapped by a fabric handle; offer a block of this rank's own",
-                operation, pointer);
+                "%p is another rank's memory, mapped by a fabric handle; offer a block of this rank's own", pointer);
   return PHX_OK;
 }
 
@@ -36,13 +34,11 @@ enum class Kernel { put_signal, wait_signal, barrier };
 phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
                    int64_t timeout_ms, void *stream) {
   return with_timeout(operation, symm, timeout_ms, [&](phx::Symm &s, int64_t timeout) -> phx_status {
-    const phx_status status = s.check(operation, group_rank, channel);
-    if (status != PHX_OK) return status;
+    PHX_TRY(s.check(operation, group_rank, channel));
     if (phx::gpu_symm_of(s) == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
-                  "a CUDA device",
-                  operation);
+                  "the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
+                  "a CUDA device");
     phx::cuda::Launch launch{};
     launch.root = group_rank;
     launch.channel = kernel == Kernel::barrier ? phx::gpu_symm_of(s)->barrier_channel(channel) : channel;
@@ -66,7 +62,7 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
     phx::BlockRef block;
     int64_t timeout = 0;
     phx_status status = PHX_OK;
-    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
     if (status == PHX_OK) status = find_block(operation, g, pointer, &block);
     if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
     if (status != PHX_OK) return phx::symms_of(g).refuse_rendezvous();
@@ -93,7 +89,7 @@ phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t siz
     phx_status status = PHX_OK;
     phx_world world{g.world_ref()};
     void *pointer = nullptr;
-    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
     if (status == PHX_OK) status = phx_mem_alloc(&world, device, size, &pointer);
     if (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED) return phx::symms_of(g).refuse_rendezvous();
     if (status != PHX_OK) return g.fail_with(phx::last_error(), true);  // the others wait for this rank, or will
@@ -107,15 +103,14 @@ phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t siz
 phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) {
   const char *operation = "symm_find";
   return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
-    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     phx::BlockRef block;
-    const phx_status status = find_block(operation, g, pointer, &block);
-    if (status != PHX_OK) return status;
+    PHX_TRY(find_block(operation, g, pointer, &block));
     const std::shared_ptr<phx::Symm> symm = phx::symms_of(g).find(block->serial);
     if (!symm)
       return fail(PHX_ERR_NOT_FOUND, operation,
-                  "%s: this memory has no rendezvous on group '%s'; call phx_symm_rendezvous on all its ranks first",
-                  operation, g.name().c_str());
+                  "this memory has no rendezvous on group '%s'; call phx_symm_rendezvous on all its ranks first",
+                  g.name().c_str());
     *out = symm->handle();
     return PHX_OK;
   });
@@ -130,19 +125,18 @@ int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size) {
 phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, void **out) {
   const char *operation = "symm_map_gathered";
   return with_handle(operation, symm, [&](phx::Symm &s) -> phx_status {
-    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     const size_t page = phx::page_bytes(), mapped = phx::round_up(s.block().size, page);
     if (s.block().on_device())
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: the memory is on a device; only host memory can be mapped in this way", operation);
+                  "the memory is on a device; only host memory can be mapped in this way");
     if (bytes == 0 || offset % page != 0 || bytes % page != 0)
       return fail(PHX_ERR_INVALID, operation,
-                  "%s: size %zu and offset %zu must be multiples of the page size, %zu, and size must not be 0",
-                  operation, bytes, offset, page);
+                  "size %zu and offset %zu must be multiples of the page size, %zu, and size must not be 0", bytes,
+                  offset, page);
     if (bytes > mapped || offset > mapped - bytes)
-      return fail(PHX_ERR_INVALID, operation,
-                  "%s: %zu bytes at offset %zu end beyond the allocation, which has %zu bytes", operation, bytes,
-                  offset, s.block().size);
+      return fail(PHX_ERR_INVALID, operation, "%zu bytes at offset %zu end beyond the allocation, which has %zu bytes",
+                  bytes, offset, s.block().size);
     return s.gathered().map(operation, s.buffers(), static_cast<size_t>(s.size()), offset, bytes, out);
   });
 }

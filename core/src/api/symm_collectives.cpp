@@ -167,9 +167,7 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
     char *in = own_at(s, offset);
     if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
     if (outs != 0 && out == nullptr)
-      return call
-          .refuse(phx::fail(PHX_ERR_INVALID, call.name(), "%s: out is NULL, but the counts are not all 0", call.name()))
-          .status();
+      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "out is NULL, but the counts are not all 0")).status();
     if (call.data(in, 0, out, 0, 0, dtype).ok()) call.inside(s, offset, ins * call.buffers().item);
     if (!call.overlap(ins, outs, 0, false).ok()) return call.status();
     if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, in_counts, out_counts, work);

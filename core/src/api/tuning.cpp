@@ -24,10 +24,9 @@ phx_status set(const char *operation, phx_group *group, const typename Values::P
                const Agree &agree) {
   return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
     typename Values::Public copy{};
-    phx_status status = values == nullptr ? fail(PHX_ERR_INVALID, operation, "%s: tuning is NULL", operation)
-                                          : phx::read_in(values, &copy, operation);
-    if (status == PHX_OK && copy.flags != 0)
-      status = fail(PHX_ERR_INVALID, operation, "%s: flags must be 0", operation);
+    phx_status status =
+        values == nullptr ? fail(PHX_ERR_INVALID, operation, "tuning is NULL") : phx::read_in(values, &copy, operation);
+    if (status == PHX_OK && copy.flags != 0) status = fail(PHX_ERR_INVALID, operation, "flags must be 0");
     int64_t timeout = 0;
     if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
     return status == PHX_OK ? agree(g, phx::private_tuning<Values>(copy), timeout) : g.refuse_exchange();

@@ -14,23 +14,22 @@ phx_status check_memory(const char *operation, const phx::World &world, const vo
   *out = world.blocks().find(base);
   if (!*out || !(*out)->live() || (*out)->imported)
     return fail(PHX_ERR_NOT_FOUND, operation,
-                "%s: %p is not memory that this rank can share. Allocate it with phx_mem_alloc "
+                "%p is not memory that this rank can share. Allocate it with phx_mem_alloc "
                 "(phalanx.symm_mem.empty).",
-                operation, base);
+                base);
   if ((*out)->on_device())
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: the memory is on a GPU, and windows are in memory of the host; allocate it with device NULL",
-                operation);
+                "the memory is on a GPU, and windows are in memory of the host; allocate it with device NULL");
   *offset = static_cast<size_t>(static_cast<const char *>(base) - static_cast<const char *>((*out)->base));
   if (bytes > (*out)->size - *offset)
-    return fail(PHX_ERR_INVALID, operation, "%s: %zu bytes at %p end beyond the block, which has %zu bytes", operation,
-                bytes, base, (*out)->size);
+    return fail(PHX_ERR_INVALID, operation, "%zu bytes at %p end beyond the block, which has %zu bytes", bytes, base,
+                (*out)->size);
   return PHX_OK;
 }
 
 phx_status check_data(const char *operation, const void *data, size_t bytes) {
   if (data != nullptr || bytes == 0) return PHX_OK;
-  return fail(PHX_ERR_INVALID, operation, "%s: data is NULL, but bytes is not 0", operation);
+  return fail(PHX_ERR_INVALID, operation, "data is NULL, but bytes is not 0");
 }
 
 }  // namespace
@@ -46,7 +45,7 @@ phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, si
     size_t offset = 0;
     int64_t timeout = 0;
     phx_status status = PHX_OK;
-    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
     if (status == PHX_OK && memory != nullptr) status = phx::check_handle(operation, memory);
     if (status == PHX_OK)
       status = check_memory(operation, memory != nullptr ? *memory->ptr : g.world(), base, bytes, &block, &offset);
@@ -92,7 +91,7 @@ phx_status phx_window_wait_signal(phx_window *window, int32_t group_rank, int64_
 phx_status phx_window_get_signals(phx_window *window, int32_t group_rank, uint32_t *out) {
   const char *operation = "window_get_signals";
   return with_handle(operation, window, [&](phx::Window &w) -> phx_status {
-    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+    if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     const phx_status status = w.check(operation, group_rank, 0, 0);
     if (status == PHX_OK) *out = w.signals(group_rank);
     return status;
@@ -108,13 +107,12 @@ void *phx_window_memory(phx_window *window, int32_t group_rank) {
   const char *operation = "window_memory";
   void *found = nullptr;
   (void)with_handle(operation, window, [&](const phx::Window &w) -> phx_status {
-    const phx_status status = w.check(operation, group_rank, 0, 0);
-    if (status != PHX_OK) return status;
+    PHX_TRY(w.check(operation, group_rank, 0, 0));
     found = w.memory(group_rank);
     if (found != nullptr) return PHX_OK;
     const phx::Group &g = *window->group;
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: %s shares no memory with rank %d; use phx_window_get and phx_window_put", operation,
+                "%s shares no memory with rank %d; use phx_window_get and phx_window_put",
                 g.describe(group_rank).c_str(), g.self_rank());
   });
   return found;

@@ -25,12 +25,10 @@ phx_status phx_work_wait(phx_work *work, int64_t timeout_ms) {
 
 phx_status phx_work_wait_any(phx_work *const *works, size_t count, int64_t timeout_ms, size_t *index) {
   const char *operation = "work_wait_any";
-  if (works == nullptr || index == nullptr)
-    return fail(PHX_ERR_INVALID, operation, "%s: works or index is NULL", operation);
+  if (works == nullptr || index == nullptr) return fail(PHX_ERR_INVALID, operation, "works or index is NULL");
   phx_work *const *const end = works + count;
   phx_work *const *const first = std::find_if(works, end, [](const phx_work *work) { return work != nullptr; });
-  if (first == end)
-    return fail(PHX_ERR_INVALID, operation, "%s: count is 0 or all works are NULL; pass at least one work", operation);
+  if (first == end) return fail(PHX_ERR_INVALID, operation, "count is 0 or all works are NULL; pass at least one work");
   return with_timeout(operation, *first, timeout_ms, [&](const phx_work &, int64_t timeout) -> phx_status {
     const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
     phx::LazyDeadline until(deadline, nullptr);
@@ -54,7 +52,7 @@ phx_status phx_work_wait_any(phx_work *const *works, size_t count, int64_t timeo
       return phx::WaitResult::kNothing;
     };
     if (phx::Waiter(until).wait(look, sleep) == phx::WaitResult::kReached) return status;
-    return fail(PHX_ERR_TIMEOUT, operation, "%s: none of the %zu works is complete: %s", operation, count,
+    return fail(PHX_ERR_TIMEOUT, operation, "none of the %zu works is complete: %s", count,
                 phx::timed_out(timeout, phx::kLimitOfCall).c_str());
   });
 }
@@ -68,8 +66,7 @@ phx_status phx_work_get_error(phx_work *work, phx_error_info *out) {
   const char *operation = "work_get_error";
   return with_handle(operation, work, [&](const phx_work &w) -> phx_status {
     if (w.ptr->state() >= 0)
-      return fail(PHX_ERR_NOT_FOUND, operation, "%s: this work has not failed, so there is no error to return",
-                  operation);
+      return fail(PHX_ERR_NOT_FOUND, operation, "this work has not failed, so there is no error to return");
     return phx::copy_error_out(w.ptr->error(), out, operation);
   });
 }
@@ -77,10 +74,10 @@ phx_status phx_work_get_error(phx_work *work, phx_error_info *out) {
 phx_status phx_work_get_source(phx_work *work, int32_t *group_rank) {
   const char *operation = "work_get_source";
   return with_handle(operation, work, [&](const phx_work &w) -> phx_status {
-    if (group_rank == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: group_rank is NULL", operation);
+    if (group_rank == nullptr) return fail(PHX_ERR_INVALID, operation, "group_rank is NULL");
     if (w.ptr->state() != PHX_OK || w.ptr->source() < 0)
       return fail(PHX_ERR_NOT_FOUND, operation,
-                  "%s: only a receive that has completed has a source, and this work is not one", operation);
+                  "only a receive that has completed has a source, and this work is not one");
     *group_rank = w.ptr->source();
     return PHX_OK;
   });

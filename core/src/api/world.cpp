@@ -6,6 +6,7 @@
 #include "net/ucx.h"
 
 using phx::fail;
+using phx::fail_text;
 using phx::with_handle;
 using phx::with_live_handle;
 
@@ -14,37 +15,32 @@ extern "C" {
 phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
   const char *operation = "world_create";
   return phx::guarded(operation, [&]() -> phx_status {
-    if (params == nullptr || out == nullptr)
-      return fail(PHX_ERR_INVALID, operation, "%s: params or out is NULL", operation);
+    if (params == nullptr || out == nullptr) return fail(PHX_ERR_INVALID, operation, "params or out is NULL");
     phx_world_params p = PHX_WORLD_PARAMS_INIT;
     phx_status status = phx::read_in(params, &p, operation);
     if (status != PHX_OK) return status;
     if (p.size < 1 || p.size > phx::kMaxRanks)
-      return fail(PHX_ERR_INVALID, operation, "%s: size is %d; it must be 1 to %d", operation, p.size, phx::kMaxRanks);
+      return fail(PHX_ERR_INVALID, operation, "size is %d; it must be 1 to %d", p.size, phx::kMaxRanks);
     if (p.rank < 0 || p.rank >= p.size)
-      return fail(PHX_ERR_INVALID, operation, "%s: rank is %d, which is not in a world of size %d; give 0 to size - 1",
-                  operation, p.rank, p.size);
+      return fail(PHX_ERR_INVALID, operation, "rank is %d, which is not in a world of size %d; give 0 to size - 1",
+                  p.rank, p.size);
     if (p.store == nullptr && p.size > 1)
       return fail(PHX_ERR_INVALID, operation,
-                  "%s: store is NULL, but a world of %d ranks needs a store through which they find each other",
-                  operation, p.size);
+                  "store is NULL, but a world of %d ranks needs a store through which they find each other", p.size);
     status = phx::check_default_timeout(operation, p.timeout_ms);
     if (status != PHX_OK) return status;
     if (p.staging_bytes > (uint64_t{1} << 30) || (p.staging_bytes != 0 && p.staging_bytes < 256))
-      return fail(PHX_ERR_INVALID, operation, "%s: staging_bytes is %llu; it must be 256 to 2^30, or 0", operation,
+      return fail(PHX_ERR_INVALID, operation, "staging_bytes is %llu; it must be 256 to 2^30, or 0",
                   static_cast<unsigned long long>(p.staging_bytes));
     if (p.signal_channels > 65536)
-      return fail(PHX_ERR_INVALID, operation, "%s: signal_channels is %u; at most 65536 are allowed", operation,
-                  p.signal_channels);
+      return fail(PHX_ERR_INVALID, operation, "signal_channels is %u; at most 65536 are allowed", p.signal_channels);
     if (p.channels > phx::kMaxChannels)
-      return fail(PHX_ERR_INVALID, operation, "%s: channels is %u; at most %u are allowed", operation, p.channels,
-                  phx::kMaxChannels);
+      return fail(PHX_ERR_INVALID, operation, "channels is %u; at most %u are allowed", p.channels, phx::kMaxChannels);
     if (p.recorder_entries > phx::kMaxRecorderEntries)
-      return fail(PHX_ERR_INVALID, operation, "%s: recorder_entries is %u; at most %u are allowed", operation,
-                  p.recorder_entries, phx::kMaxRecorderEntries);
+      return fail(PHX_ERR_INVALID, operation, "recorder_entries is %u; at most %u are allowed", p.recorder_entries,
+                  phx::kMaxRecorderEntries);
     if ((p.flags & ~uint32_t{PHX_WORLD_PROGRESS}) != 0)
-      return fail(PHX_ERR_INVALID, operation, "%s: flags is %#x; it must be 0 or PHX_WORLD_PROGRESS", operation,
-                  p.flags);
+      return fail(PHX_ERR_INVALID, operation, "flags is %#x; it must be 0 or PHX_WORLD_PROGRESS", p.flags);
     phx::warn_about_environment();
     std::shared_ptr<phx::World> world;
     status = phx::World::create(p, &world);
@@ -60,7 +56,7 @@ phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t 
   const char *operation = "world_dump";
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
     if (size == nullptr || (json == nullptr && capacity != 0))
-      return fail(PHX_ERR_INVALID, operation, "%s: size or json is NULL", operation);
+      return fail(PHX_ERR_INVALID, operation, "size or json is NULL");
     const std::string text = phx::dump_world(w);
     *size = text.size();
     if (capacity != 0) phx::copy_text(json, capacity, text.c_str());
@@ -109,7 +105,7 @@ phx_status phx_world_check_peer(phx_world *world, int32_t rank) {
       if (!group->failed()) continue;
       const phx::ErrorInfo &cause = group->cause();
       if (cause.status == PHX_ERR_PEER_DEAD && cause.peer == rank)
-        return fail(PHX_ERR_PEER_DEAD, operation, "%s", cause.text).rank(w.rank()).peer(rank);
+        return fail_text(PHX_ERR_PEER_DEAD, operation, "%s", cause.text).rank(w.rank()).peer(rank);
     }
     return PHX_OK;
   });
@@ -132,22 +128,17 @@ phx_status phx_world_set_carrier(phx_world *world, const phx_carrier_ops *ops, v
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
     phx_carrier_ops read{};
     read.struct_size = sizeof read;
-    phx_status status = ops == nullptr ? fail(PHX_ERR_INVALID, operation, "%s: ops is NULL", operation)
-                                       : phx::read_in(ops, &read, operation);
-    if (status != PHX_OK) return status;
+    PHX_TRY(ops == nullptr ? fail(PHX_ERR_INVALID, operation, "ops is NULL") : phx::read_in(ops, &read, operation));
     const bool whole = read.name != nullptr && read.open != nullptr && read.address != nullptr &&
                        read.connect != nullptr && read.send != nullptr && read.recv != nullptr &&
                        read.test != nullptr && read.cancel != nullptr && read.progress != nullptr &&
                        read.disconnect != nullptr && read.close != nullptr;
     if (!whole || read.flags != 0)
-      return fail(
-          PHX_ERR_INVALID, operation,
-          "%s: name or a function of phx_carrier_ops is NULL, or flags is not 0; give all functions, and flags 0",
-          operation);
+      return fail(PHX_ERR_INVALID, operation,
+                  "name or a function of phx_carrier_ops is NULL, or flags is not 0; give all functions, and flags 0");
     if (!w.carrier().set(std::make_shared<phx::Carrier>(read, self)))
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: a group of this world spans hosts already; set the carrier before the first such group",
-                  operation);
+                  "a group of this world spans hosts already; set the carrier before the first such group");
     return PHX_OK;
   });
 }

@@ -38,29 +38,27 @@ phx_status read_in(const T *in, T *out, const char *operation) {
   uint32_t size = 0;
   std::memcpy(&size, in, sizeof size);
   if (size < sizeof size || size > sizeof(T) * 16)
-    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof(%s), as its initializer does",
-                operation, size, struct_name<T>());
+    return fail(PHX_ERR_ABI, operation, "struct_size is %u; set it to sizeof(%s), as its initializer does", size,
+                struct_name<T>());
   std::memcpy(static_cast<void *>(out), in, size < sizeof(T) ? size : sizeof(T));
   const char *const bytes = reinterpret_cast<const char *>(in);
   for (uint32_t i = sizeof(T); i < size; ++i)
     if (bytes[i] != 0)
-      return fail(
-          PHX_ERR_INVALID, operation,
-          "%s: byte %u of %s is %d, but this version of phalanx knows its first %zu bytes only; later ones must "
-          "be 0",
-          operation, i, struct_name<T>(), static_cast<int>(static_cast<unsigned char>(bytes[i])), sizeof(T));
+      return fail(PHX_ERR_INVALID, operation,
+                  "byte %u of %s is %d, but this version of phalanx knows its first %zu bytes only; later ones must "
+                  "be 0",
+                  i, struct_name<T>(), static_cast<int>(static_cast<unsigned char>(bytes[i])), sizeof(T));
   return PHX_OK;
 }
 
 // Copies a struct out to a caller. Fields that this version does not know become zero. T starts with struct_size.
 template <class T>
 phx_status copy_out(const T &value, T *out, const char *operation) {
-  if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the out-parameter is NULL", operation);
+  if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "the out-parameter is NULL");
   uint32_t size = 0;
   std::memcpy(&size, out, sizeof size);
   if (size < sizeof size || size > sizeof(T) * 16)
-    return fail(PHX_ERR_ABI, operation, "%s: struct_size is %u; set it to sizeof the struct before the call", operation,
-                size);
+    return fail(PHX_ERR_ABI, operation, "struct_size is %u; set it to sizeof the struct before the call", size);
   const size_t shared = size < sizeof(T) ? size : sizeof(T);
   std::memcpy(reinterpret_cast<char *>(out) + sizeof size, reinterpret_cast<const char *>(&value) + sizeof size,
               shared - sizeof size);

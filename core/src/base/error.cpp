@@ -87,6 +87,14 @@ Failed fail_v(phx_status status, int error_number, const char *operation, const 
 Failed fail(phx_status status, const char *operation, const char *format, ...) {
   va_list args;
   va_start(args, format);
+  const Failed failed = fail_v(status, 0, operation, (std::string(operation) + ": ").c_str(), format, args);
+  va_end(args);
+  return failed;
+}
+
+Failed fail_text(phx_status status, const char *operation, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
   const Failed failed = fail_v(status, 0, operation, "", format, args);
   va_end(args);
   return failed;
@@ -98,7 +106,7 @@ Failed fail_errno(int error_number, const char *operation, const char *format, .
   if (error_number == EPERM || error_number == EACCES) status = PHX_ERR_PERMISSION;
   va_list args;
   va_start(args, format);
-  const Failed failed = fail_v(status, error_number, operation, "", format, args);
+  const Failed failed = fail_v(status, error_number, operation, (std::string(operation) + ": ").c_str(), format, args);
   va_end(args);
   return failed;
 }

@@ -63,12 +63,16 @@ class Failed {
   phx_status status_;
 };
 
-// Records an error of this thread and returns `status`. `operation` is the public name without "phx_".
+// Records an error of this thread and returns `status`. `operation` is the public name without "phx_", with which the
+// text begins.
 __attribute__((format(printf, 3, 4))) Failed fail(phx_status status, const char *operation, const char *format, ...);
-// The same for a failed system call: the status follows from `error_number`, whose text is appended.
+// The same without the name in the text.
+__attribute__((format(printf, 3, 4))) Failed fail_text(phx_status status, const char *operation, const char *format,
+                                                       ...);
+// The same as `fail` for a failed system call: the status follows from `error_number`, whose text is appended.
 __attribute__((format(printf, 3, 4))) Failed fail_errno(int error_number, const char *operation, const char *format,
                                                         ...);
-// The common part of both. The text begins with `prefix`. `error_number`: 0 if no system call has failed.
+// The common part of them. The text begins with `prefix`. `error_number`: 0 if no system call has failed.
 Failed fail_v(phx_status status, int error_number, const char *operation, const char *prefix, const char *format,
               va_list args);
 
@@ -85,5 +89,11 @@ phx_status copy_error_out(const ErrorInfo &info, phx_error_info *out, const char
 void log_message(int32_t level, const char *file, int32_t line, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 #define PHX_LOG(level, ...) ::phx::log_message(level, __FILE__, __LINE__, __VA_ARGS__)
+
+// Returns the status of `call` from this function unless it is PHX_OK.
+#define PHX_TRY(call)                                                               \
+  do {                                                                              \
+    if (const phx_status phx_tried = (call); phx_tried != PHX_OK) return phx_tried; \
+  } while (0)
 
 }  // namespace phx

@@ -27,7 +27,7 @@ phx_status EventLoop::start(const char *operation, const char *thread_name, Fd l
   epoll_ = Fd(epoll_create1(EPOLL_CLOEXEC));
   wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!epoll_.valid() || !wake_.valid() || !watch_fd(wake_.get()) || !add_listener(std::move(listener), limits))
-    return fail_errno(errno, operation, "%s: could not make epoll or eventfd", operation);
+    return fail_errno(errno, operation, "could not make epoll or eventfd");
   std::promise<void> ready;
   const std::future<void> is_ready = ready.get_future();
   try {
@@ -37,7 +37,7 @@ phx_status EventLoop::start(const char *operation, const char *thread_name, Fd l
       run();
     });
   } catch (const std::system_error &error) {
-    return fail_errno(error.code().value(), operation, "%s: could not start the thread '%s'", operation, thread_name);
+    return fail_errno(error.code().value(), operation, "could not start the thread '%s'", thread_name);
   }
   is_ready.wait();
   return PHX_OK;

@@ -48,8 +48,7 @@ bool runs_own_hook() { return t_hook.running; }
 
 phx_status timeout_or_interrupt(const char *operation) {
   if (!interrupt_requested()) return PHX_ERR_TIMEOUT;
-  return fail(PHX_ERR_INTERRUPTED, operation, "%s: the wait was interrupted by the hook of phx_set_interrupt",
-              operation);
+  return fail(PHX_ERR_INTERRUPTED, operation, "the wait was interrupted by the hook of phx_set_interrupt");
 }
 
 }  // namespace phx

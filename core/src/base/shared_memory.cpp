@@ -58,14 +58,13 @@ phx_status create_segment(const char *operation, const char *label, size_t size,
   const size_t physical = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * page_bytes();
   if (size > physical)
     return fail(PHX_ERR_NO_MEMORY, operation,
-                "%s: %zu bytes were asked for, but this host has %zu bytes of memory; ask for less", operation, size,
-                physical);
+                "%zu bytes were asked for, but this host has %zu bytes of memory; ask for less", size, physical);
   Fd fd(memfd_create(label, MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd.valid()) return fail_errno(errno, operation, "%s: memfd_create failed", operation);
+  if (!fd.valid()) return fail_errno(errno, operation, "memfd_create failed");
   if (ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
-    return fail_errno(errno, operation, "%s: could not get %zu bytes of shared memory", operation, size);
+    return fail_errno(errno, operation, "could not get %zu bytes of shared memory", size);
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0)
-    return fail_errno(errno, operation, "%s: could not seal the memfd", operation);
+    return fail_errno(errno, operation, "could not seal the memfd");
   *out = std::move(fd);
   return PHX_OK;
 }
@@ -74,18 +73,17 @@ phx_status verify_segment(const char *operation, int fd, size_t size) {
   const int seals = fcntl(fd, F_GET_SEALS);
   if (seals < 0 || (seals & F_SEAL_SHRINK) == 0)
     return fail(PHX_ERR_PERMISSION, operation,
-                "%s: a peer sent a file that is not a memfd sealed against shrinking; it was refused", operation);
+                "a peer sent a file that is not a memfd sealed against shrinking; it was refused");
   // A sealed memfd of huge pages (hugetlbfs) can still fault: its owner can punch a hole into it and use up the pool.
   struct statfs system;
-  if (fstatfs(fd, &system) != 0)
-    return fail_errno(errno, operation, "%s: fstatfs of a peer's memory failed", operation);
+  if (fstatfs(fd, &system) != 0) return fail_errno(errno, operation, "fstatfs of a peer's memory failed");
   if (system.f_type != TMPFS_MAGIC)
-    return fail(PHX_ERR_PERMISSION, operation, "%s: a peer sent a memfd of reserved huge pages; refused", operation);
+    return fail(PHX_ERR_PERMISSION, operation, "a peer sent a memfd of reserved huge pages; refused");
   struct stat info;
-  if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: fstat of a peer's memory failed", operation);
+  if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "fstat of a peer's memory failed");
   if (info.st_size < 0 || static_cast<uint64_t>(info.st_size) < size)
-    return fail(PHX_ERR_PERMISSION, operation, "%s: a peer announced %zu bytes and sent memory of %lld; refused",
-                operation, size, static_cast<long long>(info.st_size));
+    return fail(PHX_ERR_PERMISSION, operation, "a peer announced %zu bytes and sent memory of %lld; refused", size,
+                static_cast<long long>(info.st_size));
   return PHX_OK;
 }
 
@@ -96,13 +94,13 @@ phx_status populate(const char *operation, void *begin, size_t bytes) {
   // EFAULT: touching a page would raise SIGBUS, for example because the limit of committed memory is reached. Other
   // errors are ignored, such as EINVAL from a kernel before 5.14.
   if (errno != ENOMEM && errno != EFAULT) return PHX_OK;
-  return fail(PHX_ERR_NO_MEMORY, operation, "%s: the host ran out of memory for %zu bytes", operation, bytes);
+  return fail(PHX_ERR_NO_MEMORY, operation, "the host ran out of memory for %zu bytes", bytes);
 }
 
 phx_status map_segment(const char *operation, int fd, size_t size, size_t prefault_bytes, SharedMappingRef *out) {
 #ifdef PHX_SANITIZES_THREADS
   struct stat info;
-  if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: fstat failed", operation);
+  if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "fstat failed");
   std::lock_guard<std::mutex> lock(aliases().mutex);
   if (SharedMappingRef known = aliases().by_inode[info.st_ino].lock(); known && known->size >= size) {
     *out = known;
@@ -110,8 +108,7 @@ phx_status map_segment(const char *operation, int fd, size_t size, size_t prefau
   }
 #endif
   void *base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (base == MAP_FAILED)
-    return fail_errno(errno, operation, "%s: could not map %zu bytes of shared memory", operation, size);
+  if (base == MAP_FAILED) return fail_errno(errno, operation, "could not map %zu bytes of shared memory", size);
 #ifdef MADV_HUGEPAGE
   // Best effort: the host must allow huge pages (shmem_enabled). They are worth a few percent and make the first touch
   // faster. A mapping that is not prefaulted gets none: each first touch would use up a whole huge page.
@@ -126,7 +123,7 @@ phx_status map_segment(const char *operation, int fd, size_t size, size_t prefau
   SharedMapping *mapping = new (std::nothrow) SharedMapping{base, size};
   if (mapping == nullptr) {
     munmap(base, size);
-    return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+    return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
   }
   *out = SharedMappingRef(mapping, unmap);
 #ifdef PHX_SANITIZES_THREADS

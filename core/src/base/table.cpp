@@ -133,13 +133,12 @@ phx_status write_table(const char *operation, const std::string &path, const std
   make_parents(path);
   std::string scratch = path + ".XXXXXX";
   Fd fd(mkostemp(scratch.data(), O_CLOEXEC));
-  if (!fd.valid())
-    return fail_errno(errno, operation, "%s: could not create a temporary file next to %s", operation, path.c_str());
+  if (!fd.valid()) return fail_errno(errno, operation, "could not create a temporary file next to %s", path.c_str());
   const bool written = write(fd.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size());
   if (written && rename(scratch.c_str(), path.c_str()) == 0) return PHX_OK;
   const int error = errno;
   unlink(scratch.c_str());
-  return fail_errno(error, operation, "%s: could not write %s", operation, path.c_str());
+  return fail_errno(error, operation, "could not write %s", path.c_str());
 }
 
 template <class Values>
@@ -163,8 +162,7 @@ template <class Values>
 phx_status save(const char *operation, const std::string &path_or_empty, const Key &key, const Values &values) {
   const std::string path = path_or_empty.empty() ? tuning_path() : path_or_empty;
   if (path.empty())
-    return fail(PHX_ERR_INVALID, operation, "%s: no path was given, and neither PHALANX_TUNING nor HOME says where",
-                operation);
+    return fail(PHX_ERR_INVALID, operation, "no path was given, and neither PHALANX_TUNING nor HOME says where");
   std::string text;
   std::istringstream lines(read_table(path));
   for (std::string line; std::getline(lines, line);)

@@ -88,8 +88,8 @@ phx_status check_tuning(const char *operation, const Values &tuning) {
     const uint64_t value = tuning.*field.member;
     if (value >= field.least && value <= field.most && value % field.unit == 0) continue;
     const std::string step = field.unit == 1 ? "" : ", a multiple of " + std::to_string(field.unit);
-    return fail(PHX_ERR_INVALID, operation, "%s: %s is %" PRIu64 "; expected %" PRIu64 " to %" PRIu64 "%s", operation,
-                field.key, value, field.least, field.most, step.c_str());
+    return fail(PHX_ERR_INVALID, operation, "%s is %" PRIu64 "; expected %" PRIu64 " to %" PRIu64 "%s", field.key,
+                value, field.least, field.most, step.c_str());
   }
   return PHX_OK;
 }

@@ -116,8 +116,7 @@ phx_status agree_on_multicast(const char *operation, Group &group, const Block &
   std::string why = obstacle(group, all);
   if (why.empty()) {
     const ErrorInfo before = last_error();  // an error of multicast must not become the call's
-    const phx_status status = take_steps(operation, group, block, gpu, deadline, &why);
-    if (status != PHX_OK) return status;
+    PHX_TRY(take_steps(operation, group, block, gpu, deadline, &why));
     set_last_error(before);
   }
   gpu.go_without_multicast(why);

@@ -39,8 +39,7 @@ phx_status import_memory(void *self, const phx_device *device, const void *handl
   uint64_t span = 0;
   if (handle_size == sizeof span) std::memcpy(&span, handle, sizeof span);
   if (span == 0 || span < size)
-    return fail(PHX_ERR_ABI, operation, "%s: memory of a GPU came with a handle that does not say how large it is",
-                operation);
+    return fail(PHX_ERR_ABI, operation, "memory of a GPU came with a handle that does not say how large it is");
   MemoryPtr memory;
   const phx_status status = Memory::import(operation, gpus(self), device->index, fd, span, &memory);
   if (status == PHX_OK) hand_over(std::move(memory), pointer, cookie);

@@ -55,8 +55,8 @@ const Driver *find_driver(std::string *problem) {
 phx_status failed(const Driver &driver, const char *operation, Result result, const char *action) {
   const char *name = nullptr;
   driver.get_error_name(result, &name);
-  return fail(result == kOutOfMemory ? PHX_ERR_NO_MEMORY : PHX_ERR_DEVICE, operation, "%s: %s failed: %s", operation,
-              action, name != nullptr ? name : "unknown error");
+  return fail(result == kOutOfMemory ? PHX_ERR_NO_MEMORY : PHX_ERR_DEVICE, operation, "%s failed: %s", action,
+              name != nullptr ? name : "unknown error");
 }
 
 }  // namespace phx::cuda

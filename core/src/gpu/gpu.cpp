@@ -39,8 +39,7 @@ phx_status Gpus::get(const char *operation, int32_t index, Gpu *out) {
   auto it = entries_.find(index);
   if (it == entries_.end()) {
     Entry entry;
-    const phx_status status = open(operation, index, &entry.gpu);
-    if (status != PHX_OK) return status;
+    PHX_TRY(open(operation, index, &entry.gpu));
     it = entries_.emplace(index, std::move(entry)).first;
   }
   *out = it->second.gpu;
@@ -53,15 +52,15 @@ phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
   if (result != 0) return failed(driver_, operation, result, "counting the GPUs (cuDeviceGetCount)");
   if (index < 0 || index >= count)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: there is no CUDA device %d; this process sees %d devices, numbered from 0 (CUDA_VISIBLE_DEVICES)",
-                operation, index, count);
+                "there is no CUDA device %d; this process sees %d devices, numbered from 0 (CUDA_VISIBLE_DEVICES)",
+                index, count);
   gpu->index = index;
   result = driver_.device_get(&gpu->device, index);
   if (result != 0) return failed(driver_, operation, result, "finding the GPU (cuDeviceGet)");
   for (const int needed : {kHasVirtualMemory, kHasFileDescriptors}) {
     int has = 0;
     if (driver_.device_attribute(&has, needed, gpu->device) != 0 || has == 0)
-      return fail(PHX_ERR_UNSUPPORTED, operation, "%s: CUDA device %d cannot share its memory: no %s", operation, index,
+      return fail(PHX_ERR_UNSUPPORTED, operation, "CUDA device %d cannot share its memory: no %s", index,
                   needed == kHasVirtualMemory ? "virtual memory management" : "handles that are descriptors");
   }
   result = driver_.device_attribute(&gpu->processors, kProcessors, gpu->device);
@@ -127,8 +126,7 @@ void Gpus::look_at_multicast(Gpu *gpu) const {
 phx_status Gpus::open_module(const char *operation, Entry *entry) const {
   if (entry->module != nullptr) return PHX_OK;
   const void *image = nullptr;
-  const phx_status status = find_image(operation, &image);
-  if (status != PHX_OK) return status;
+  PHX_TRY(find_image(operation, &image));
   const Result result = driver_.module_load(&entry->module, image);
   if (result == 0) return PHX_OK;
   entry->module = nullptr;
@@ -170,8 +168,7 @@ phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string
   const Current current(driver_, gpu.context);
   Result result = current.result();
   if (result != 0) return failed(driver_, operation, result, "loading the kernels (cuModuleLoadData)");
-  const phx_status status = open_module(operation, &entry);
-  if (status != PHX_OK) return status;
+  PHX_TRY(open_module(operation, &entry));
   const auto loaded = entry.loaded.find(name);
   if (loaded != entry.loaded.end())
     *out = loaded->second;
@@ -185,8 +182,8 @@ phx_status Gpus::kernel(const char *operation, const Gpu &gpu, const std::string
     return failed(driver_, operation, result,
                   "asking how many blocks fit (cuOccupancyMaxActiveBlocksPerMultiprocessor)");
   if (fitting < 1)
-    return fail(PHX_ERR_UNSUPPORTED, operation, "%s: a block of %d threads of %s does not fit this GPU", operation,
-                threads, name.c_str());
+    return fail(PHX_ERR_UNSUPPORTED, operation, "a block of %d threads of %s does not fit this GPU", threads,
+                name.c_str());
   entry.kernels.emplace(name, *out);
   return PHX_OK;
 }

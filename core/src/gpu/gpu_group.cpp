@@ -19,8 +19,7 @@ phx_status GpuGroup::open_words(const char *operation, const AllocatorRef &alloc
                                 std::shared_ptr<cuda::DeviceWords> *out) {
   const std::lock_guard<std::mutex> lock(words_mutex_);
   if (!words_) {
-    const phx_status status = cuda::DeviceWords::open(operation, allocator, gpu, group_.words(), &words_);
-    if (status != PHX_OK) return status;
+    PHX_TRY(cuda::DeviceWords::open(operation, allocator, gpu, group_.words(), &words_));
   }
   *out = words_;
   return PHX_OK;
@@ -30,9 +29,7 @@ phx_status GpuGroup::open_words(const char *operation, const AllocatorRef &alloc
 
 phx_status GpuGroup::agree_tuning(const GpuTuning &wish, int64_t timeout_ms) {
   GpuTuning agreed;
-  const phx_status status =
-      group_.agree_values("group_set_gpu_tuning", wish, builtin_gpu_tuning(group_.size()), timeout_ms, &agreed);
-  if (status != PHX_OK) return status;
+  PHX_TRY(group_.agree_values("group_set_gpu_tuning", wish, builtin_gpu_tuning(group_.size()), timeout_ms, &agreed));
   const std::lock_guard<std::mutex> lock(tuning_mutex_);
   chosen_ = true;
   tuning_.publish(agreed);
@@ -58,7 +55,7 @@ void GpuGroup::adopt_table(const GpuPlace &place, const GpuTuning &of_first) {
 phx_status GpuGroup::save_tuning(const char *operation, const std::string &path) {
   const std::lock_guard<std::mutex> lock(tuning_mutex_);
   if (place_.group_size == 0)
-    return fail(
+    return fail_text(
         PHX_ERR_INVALID, operation,
         "%s on group '%s': its ranks have not shared GPU memory yet, so it is not known for which GPU the values are. "
         "Make a rendezvous of GPU memory first",
@@ -137,8 +134,7 @@ phx_status launch(Symm &symm, const char *operation, const std::string &kernel, 
   if (group.failed()) return group.raise_revoked(operation);
   const Symm::OrderedCalls in_order(symm);
   if (record != nullptr) {
-    const phx_status same = in_order.compare(operation, *record);
-    if (same != PHX_OK) return same;
+    PHX_TRY(in_order.compare(operation, *record));
   }
   if (kernel.empty()) return PHX_OK;
   constexpr int64_t kMostMs = int64_t{1} << 40;

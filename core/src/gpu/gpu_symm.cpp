@@ -110,9 +110,8 @@ phx_status GpuSymm::make(const char *operation, const Block &block, int size, in
   if (status != PHX_OK) return status;
   gpu->threads_ = std::min(kThreads, gpu->pads_[self]->gpu().most_threads);
   if (gpu->threads_ < size)  // each thread waits for one rank
-    return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: at most %d ranks of a group may use GPU memory, and this group has %d", operation, gpu->threads_,
-                size);
+    return fail(PHX_ERR_UNSUPPORTED, operation, "at most %d ranks of a group may use GPU memory, and this group has %d",
+                gpu->threads_, size);
   gpus->load(gpu->pads_[self]->gpu());
   *out = std::move(gpu);
   return PHX_OK;
@@ -147,9 +146,8 @@ phx_status GpuSymm::adopt(const char *operation, int rank, const DeviceFacts &pa
   const Facts facts = facts_of(packed);
   if (facts.unit == 0)
     return fail(PHX_ERR_ABI, operation,
-                "%s: a rank did not report the granularity of its GPU's memory; do all ranks run the same build of "
-                "phalanx-core?",
-                operation);
+                "a rank did not report the granularity of its GPU's memory; do all ranks run the same build of "
+                "phalanx-core?");
   return Memory::import(operation, gpus_, index_, fd, span_of(layout_.bytes, facts.unit), &pads_[rank]);
 }
 
@@ -191,9 +189,9 @@ phx_status GpuSymm::count_blocks(const char *operation, const std::vector<Facts>
     const auto sharing = static_cast<int32_t>(std::count_if(all.begin(), all.end(), is_same));
     if (rank.processors < sharing)
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: %d ranks share a GPU of %d processors, so not all of their kernels could run at once; use fewer "
+                  "%d ranks share a GPU of %d processors, so not all of their kernels could run at once; use fewer "
                   "ranks per GPU",
-                  operation, sharing, rank.processors);
+                  sharing, rank.processors);
     most_blocks_ = std::min(most_blocks_, static_cast<uint32_t>(rank.processors / sharing));
   }
   return PHX_OK;
@@ -229,8 +227,7 @@ phx_status GpuSymm::launch(const char *operation, const std::string &kernel, Lau
                            const Lists *lists, void *user_stream) {
   const Gpu &gpu = pads_[self_]->gpu();
   Function function = nullptr;
-  const phx_status status = gpus_.kernel(operation, gpu, kernel, threads_, &function);
-  if (status != PHX_OK) return status;
+  PHX_TRY(gpus_.kernel(operation, gpu, kernel, threads_, &function));
   launch.team = team_;
   launch.taken = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + layout_.taken));
   launch.epochs = static_cast<uint32_t *>(pointer_of(pads_[self_]->pointer() + layout_.epochs));

@@ -50,7 +50,7 @@ Image read(const char *path) {
 phx_status find_image(const char *operation, const void **image) {
   if (const char *path = read_variable<variable("PHALANX_CUDA_KERNELS")>()) {
     static const Image file = read(path);
-    if (!file.problem.empty()) return fail(PHX_ERR_UNSUPPORTED, operation, "%s: %s", operation, file.problem.c_str());
+    if (!file.problem.empty()) return fail(PHX_ERR_UNSUPPORTED, operation, "%s", file.problem.c_str());
     *image = file.bytes.data();
     return PHX_OK;
   }
@@ -59,9 +59,8 @@ phx_status find_image(const char *operation, const void **image) {
   return PHX_OK;
 #else
   return fail(PHX_ERR_UNSUPPORTED, operation,
-              "%s: this library was built without kernels for GPUs (PHX_CUDA of CMake; or name a file of them in "
-              "PHALANX_CUDA_KERNELS)",
-              operation);
+              "this library was built without kernels for GPUs (PHX_CUDA of CMake; or name a file of them in "
+              "PHALANX_CUDA_KERNELS)");
 #endif
 }
 

@@ -20,7 +20,7 @@ Memory::~Memory() {
 
 phx_status Memory::begin(const char *operation, const Gpus &gpus, const Gpu &gpu, size_t span, MemoryPtr *out) {
   out->reset(new (std::nothrow) Memory(gpus.driver(), gpu, span));
-  return *out ? PHX_OK : fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+  return *out ? PHX_OK : fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
 }
 
 phx_status Memory::map(const char *operation) {
@@ -72,7 +72,7 @@ phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t
 }
 
 phx_status Memory::import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t span, MemoryPtr *out) {
-  if (fd < 0) return fail(PHX_ERR_ABI, operation, "%s: memory of a GPU came without a file descriptor", operation);
+  if (fd < 0) return fail(PHX_ERR_ABI, operation, "memory of a GPU came without a file descriptor");
   void *const handle = reinterpret_cast<void *>(static_cast<intptr_t>(fd));
   return import_handle(operation, gpus, index, handle, kFileDescriptor, span, out);
 }

@@ -48,19 +48,19 @@ phx_status GpuMessageRings::open(const char *operation, int32_t index) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (open_.load(std::memory_order_relaxed)) {
     if (index == gpu_.index) return PHX_OK;
-    return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s on group '%s': all messages of a rank must use one GPU; this rank has used CUDA device %d for this "
-                "group, and now gives %d",
-                operation, group_.name().c_str(), gpu_.index, index);
+    return fail_text(
+        PHX_ERR_UNSUPPORTED, operation,
+        "%s on group '%s': all messages of a rank must use one GPU; this rank has used CUDA device %d for this "
+        "group, and now gives %d",
+        operation, group_.name().c_str(), gpu_.index, index);
   }
   AllocatorRef allocator = group_.world().allocators().get(PHX_DEVICE_CUDA, operation);
   if (!allocator) return PHX_ERR_UNSUPPORTED;
   cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
   if (gpus == nullptr)
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: messages in GPU memory need Phalanx's CUDA allocator, but another one is registered for CUDA; do "
-                "not register one",
-                operation);
+                "messages in GPU memory need Phalanx's CUDA allocator, but another one is registered for CUDA; do "
+                "not register one");
   cuda::Gpu gpu;
   phx_status status = gpus->get(operation, index, &gpu);
   if (status == PHX_OK) gpus->load(gpu);  // so that a later rendezvous does not wait for messages in flight
@@ -95,9 +95,8 @@ phx_status GpuMessageRings::check(const char *operation, const std::vector<GpuMe
           .peer(group_.rank_of(message.peer));
     if (message.label.bytes != 0 && !cuda::reaches(gpus_->driver(), gpu_, message.data))
       return fail(PHX_ERR_INVALID, operation,
-                  "%s: buffer is not memory that the GPU of phx_gpu_options.device can reach; allocate it on that GPU, "
-                  "or name the GPU on which it is",
-                  operation);
+                  "buffer is not memory that the GPU of phx_gpu_options.device can reach; allocate it on that GPU, "
+                  "or name the GPU on which it is");
   }
   return cuda::is_capturing(operation, gpus_->driver(), gpu_, stream, capturing);
 }
@@ -108,11 +107,12 @@ phx_status GpuMessageRings::make(const char *operation, const std::vector<GpuMes
   for (const GpuMessage &message : messages) {
     if (path_of(message).ready.load(std::memory_order_acquire)) continue;
     if (capturing)
-      return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s on group '%s': the first message %s rank %d needs memory, and cannot be captured: %s one before "
-                  "the capture",
-                  operation, group_.name().c_str(), message.sends ? "to" : "from", group_.rank_of(message.peer),
-                  message.sends ? "send" : "receive");
+      return fail_text(
+          PHX_ERR_UNSUPPORTED, operation,
+          "%s on group '%s': the first message %s rank %d needs memory, and cannot be captured: %s one before "
+          "the capture",
+          operation, group_.name().c_str(), message.sends ? "to" : "from", group_.rank_of(message.peer),
+          message.sends ? "send" : "receive");
     phx_status status = built ? PHX_OK : build_all(operation, deadline);
     built = true;
     if (status == PHX_OK && (message.sends || message.peer == group_.group_rank()))
@@ -128,8 +128,7 @@ phx_status GpuMessageRings::make(const char *operation, const std::vector<GpuMes
 phx_status GpuMessageRings::build_all(const char *operation, const Deadline &deadline) {
   for (int i = 0; i < group_.size(); ++i) {
     if (i == group_.group_rank() || group_.interruption(i).load(std::memory_order_acquire) != 0) continue;
-    const phx_status status = build(operation, i, deadline);
-    if (status != PHX_OK) return status;
+    PHX_TRY(build(operation, i, deadline));
   }
   return PHX_OK;
 }

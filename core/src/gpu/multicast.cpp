@@ -28,7 +28,7 @@ phx_status MulticastObject::make(const char *operation, const Driver &driver, co
     return failed(driver, operation, result, "asking for the granularity of multicast (cuMulticastGetGranularity)");
   properties.size = span_of(size, unit);
   MulticastPtr object(new (std::nothrow) MulticastObject(driver, gpu, properties.size));
-  if (!object) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+  if (!object) return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
   result = driver.multicast_create(&object->handle_, &properties);
   if (result != 0) return failed(driver, operation, result, "making a multicast object (cuMulticastCreate)");
   object->created_ = true;
@@ -39,9 +39,9 @@ phx_status MulticastObject::make(const char *operation, const Driver &driver, co
 phx_status MulticastObject::import(const char *operation, const Driver &driver, const Gpu &gpu, int fd, size_t span,
                                    MulticastPtr *out) {
   if (fd < 0 || span == 0)
-    return fail(PHX_ERR_ABI, operation, "%s: a multicast object came without a file descriptor or a size", operation);
+    return fail(PHX_ERR_ABI, operation, "a multicast object came without a file descriptor or a size");
   MulticastPtr object(new (std::nothrow) MulticastObject(driver, gpu, span));
-  if (!object) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+  if (!object) return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
   const Current current(driver, gpu.context);
   Result result = current.result();
   if (result == 0)
@@ -78,8 +78,8 @@ phx_status MulticastObject::add(const char *operation) {
 phx_status MulticastObject::bind(const char *operation, const Memory &memory) {
   if (memory.span() < span_)
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: the block has %zu bytes of memory, and multicast to so many GPUs takes pieces of %zu", operation,
-                memory.span(), span_);
+                "the block has %zu bytes of memory, and multicast to so many GPUs takes pieces of %zu", memory.span(),
+                span_);
   const Current current(driver_, gpu_.context);
   Result result = current.result();
   if (result == 0) result = driver_.multicast_bind(handle_, 0, memory.handle(), 0, span_, 0);

@@ -49,7 +49,7 @@ phx_status fill_on_gpu(const char *operation, const phx_device &device, void *st
   for (int32_t d = 0; d < fill.box.ndim; ++d) fill.box.count *= fill.box.dims[d].size;
   std::string problem;
   cuda::Gpus *const gpus = cuda::gpus_of_process(&problem);
-  if (gpus == nullptr) return fail(PHX_ERR_UNSUPPORTED, operation, "%s: %s", operation, problem.c_str());
+  if (gpus == nullptr) return fail(PHX_ERR_UNSUPPORTED, operation, "%s", problem.c_str());
   const cuda::Driver &driver = gpus->driver();
   cuda::Gpu gpu;
   phx_status status = gpus->get(operation, device.index, &gpu);
@@ -62,7 +62,7 @@ phx_status fill_on_gpu(const char *operation, const phx_device &device, void *st
   int where = 0;
   if (driver.pointer_attribute(&where, cuda::kKindOfMemory, reinterpret_cast<uintptr_t>(out)) != 0)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: out is not memory that this GPU can reach; allocate it on the GPU that device names", operation);
+                "out is not memory that this GPU can reach; allocate it on the GPU that device names");
   const int64_t worth = (fill.box.count + threads - 1) / threads;
   const auto blocks = static_cast<unsigned>(std::min(worth, kBlocksOfProcessor * gpu.processors));
   void *parameters[] = {&fill};

@@ -54,9 +54,8 @@ phx_status Workspaces::open(const char *operation, int32_t index, Workspace **ou
   cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
   if (gpus == nullptr)
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                "%s: collectives on ordinary GPU memory need Phalanx's CUDA allocator, but another one is registered "
-                "for CUDA; do not register one, or use symmetric memory",
-                operation);
+                "collectives on ordinary GPU memory need Phalanx's CUDA allocator, but another one is registered "
+                "for CUDA; do not register one, or use symmetric memory");
   cuda::Gpu gpu;
   phx_status status = gpus->get(operation, index, &gpu);
   if (status != PHX_OK) return status;
@@ -104,10 +103,9 @@ phx_status Workspaces::prepare(const char *operation, Workspace &workspace, cons
   const bool grows = needed > workspace.size();
   if (grows) {
     bool capturing = false;
-    const phx_status status = workspace.is_capturing(operation, stream, &capturing);
-    if (status != PHX_OK) return status;
+    PHX_TRY(workspace.is_capturing(operation, stream, &capturing));
     if (capturing)
-      return fail(
+      return fail_text(
           PHX_ERR_UNSUPPORTED, operation,
           "%s on group '%s': the call needs a workspace of %zu bytes on the GPU, which has %zu, and a larger one "
           "cannot be made while the stream is captured: make one call of that size before the capture",
@@ -120,8 +118,7 @@ phx_status Workspaces::prepare(const char *operation, Workspace &workspace, cons
   }
   ++calls_;
   if (newest_) {
-    const phx_status status = newest_->agree(operation, own, calls_);
-    if (status != PHX_OK) return status;
+    PHX_TRY(newest_->agree(operation, own, calls_));
   }
   return grows ? grow(operation, workspace, own, next_power_of_two(needed), timeout_ms) : PHX_OK;
 }
@@ -130,9 +127,7 @@ phx_status Workspaces::prepare(const char *operation, Workspace &workspace, cons
 phx_status Workspaces::allocate(Workspace &workspace, size_t bytes, BlockRef *out) const {
   BlockTable &blocks = group_.world().blocks();
   void *pointer = nullptr;
-  const phx_status status =
-      blocks.alloc(workspace.allocator_, {PHX_DEVICE_CUDA, workspace.gpu_.index}, bytes, &pointer);
-  if (status != PHX_OK) return status;
+  PHX_TRY(blocks.alloc(workspace.allocator_, {PHX_DEVICE_CUDA, workspace.gpu_.index}, bytes, &pointer));
   *out = blocks.find(pointer);
   BlockRef removed;
   return blocks.free(pointer, &removed);

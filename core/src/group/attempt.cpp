@@ -36,10 +36,9 @@ bool Attempt::read_prefix(const std::string &value, PeerRecord *out) {
 phx_status Attempt::refuse_build(const PeerRecord &theirs) const {
   const PeerRecord &mine = world_.record();
   return fail(PHX_ERR_ABI, kGroupCreate,
-              "%s: rank %d (pid %d) runs phalanx %s and rank %d (pid %d) runs phalanx %s; ranks of different builds "
+              "rank %d (pid %d) runs phalanx %s and rank %d (pid %d) runs phalanx %s; ranks of different builds "
               "would compute wrong values together. Install one build of phalanx-core for all ranks.",
-              kGroupCreate, mine.rank, mine.pid, text_of(mine.build).c_str(), theirs.rank, theirs.pid,
-              text_of(theirs.build).c_str())
+              mine.rank, mine.pid, text_of(mine.build).c_str(), theirs.rank, theirs.pid, text_of(theirs.build).c_str())
       .peer(theirs.rank);
 }
 
@@ -61,12 +60,11 @@ phx_status Attempt::look_at(const PeerRecord &record) {
   const LinkRef link = world_.monitor().find_link(record.uuid);
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
   if (state == LinkState::kLeft)
-    return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "%s: rank %d (pid %d) has left: its world was finalized", kGroupCreate,
-                record.rank, record.pid)
+    return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "rank %d (pid %d) has left: its world was finalized", record.rank,
+                record.pid)
         .peer(record.rank);
   if (state == LinkState::kDead && link->remote)
-    return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "%s: rank %d (pid %d) %s", kGroupCreate, record.rank, record.pid,
-                link->fate())
+    return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "rank %d (pid %d) %s", record.rank, record.pid, link->fate())
         .peer(record.rank);
   if (state == LinkState::kDead || (!link && !on_another_host(world_.record(), record) && has_ended(record)))
     return died(record);
@@ -99,8 +97,7 @@ phx_status Attempt::read_failure(const std::vector<PeerRecord> &records, Uuid *r
   why.text[sizeof why.text - 1] = '\0';
   if (why.status >= 0 || why.status < PHX_ERR_INTERNAL) why.status = PHX_ERR_INTERNAL;
   from_peer_ = true;
-  return fail(why.status, kGroupCreate, "%s: rank %d (pid %d) gave up: %s", kGroupCreate, failure.who.rank,
-              failure.who.pid, why.text)
+  return fail(why.status, kGroupCreate, "rank %d (pid %d) gave up: %s", failure.who.rank, failure.who.pid, why.text)
       .peer(why.peer >= 0 ? why.peer : failure.who.rank);
 }
 

@@ -69,8 +69,8 @@ phx_status read_first_count(uint32_t *out) {
   errno = 0;
   const unsigned long long value = std::strtoull(text, &end, 10);
   if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || value > UINT32_MAX)
-    return fail(PHX_ERR_INVALID, kGroupCreate, "%s: PHALANX_FIRST_COUNT is '%s'; expected a number from 0 to %u",
-                kGroupCreate, text, UINT32_MAX);
+    return fail(PHX_ERR_INVALID, kGroupCreate, "PHALANX_FIRST_COUNT is '%s'; expected a number from 0 to %u", text,
+                UINT32_MAX);
   *out = static_cast<uint32_t>(value);
   return PHX_OK;
 }
@@ -81,14 +81,12 @@ phx_status read_order(int32_t given, int32_t *out) {
   if (given == PHX_REDUCTION_ORDER_HOSTS || given == PHX_REDUCTION_ORDER_RANKS) return PHX_OK;
   if (given != PHX_REDUCTION_ORDER_DEFAULT)
     return fail(PHX_ERR_INVALID, kGroupCreate,
-                "%s: reduction_order is %d; expected one of PHX_REDUCTION_ORDER_*, which are 0 to 2", kGroupCreate,
-                given);
+                "reduction_order is %d; expected one of PHX_REDUCTION_ORDER_*, which are 0 to 2", given);
   const char *text = read_variable<variable("PHALANX_REDUCTION_ORDER")>();
   const std::string_view value = text == nullptr || *text == '\0' ? "hosts" : text;
   *out = value == "ranks" ? PHX_REDUCTION_ORDER_RANKS : PHX_REDUCTION_ORDER_HOSTS;
   if (value == name_of_order(*out)) return PHX_OK;
-  return fail(PHX_ERR_INVALID, kGroupCreate, "%s: PHALANX_REDUCTION_ORDER is '%s'; expected hosts or ranks",
-              kGroupCreate, text);
+  return fail(PHX_ERR_INVALID, kGroupCreate, "PHALANX_REDUCTION_ORDER is '%s'; expected hosts or ranks", text);
 }
 
 }  // namespace
@@ -173,12 +171,13 @@ struct GroupMaker {
     }
     if (first_late < 0) return PHX_OK;
     const bool several = late.find(',') != std::string::npos;
-    return fail(PHX_ERR_TIMEOUT, kGroupCreate,
-                "%s '%s': %s: rank %d still waits for %s, which %s not made the same call. %s running, and were enough "
-                "processes started?",
-                kGroupCreate, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
-                ((several ? "ranks " : "rank ") + late).c_str(), several ? "have" : "has",
-                several ? "Are they" : "Is it")
+    return fail_text(
+               PHX_ERR_TIMEOUT, kGroupCreate,
+               "%s '%s': %s: rank %d still waits for %s, which %s not made the same call. %s running, and were enough "
+               "processes started?",
+               kGroupCreate, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
+               ((several ? "ranks " : "rank ") + late).c_str(), several ? "have" : "has",
+               several ? "Are they" : "Is it")
         .peer(group.rank_of(first_late));
   }
 
@@ -206,7 +205,8 @@ struct GroupMaker {
   phx_status look_at_rank(int rank) {
     if (group.world_->look_at_rank(rank) == PHX_OK) return PHX_OK;
     const ErrorInfo gone = last_error();
-    return fail(gone.status, kGroupCreate, "%s '%s': %s", kGroupCreate, group.name().c_str(), gone.text).peer(rank);
+    return fail_text(gone.status, kGroupCreate, "%s '%s': %s", kGroupCreate, group.name().c_str(), gone.text)
+        .peer(rank);
   }
 
   phx_status look() {
@@ -223,21 +223,21 @@ struct GroupMaker {
       constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character is the version of the layout
       if (value.size() > kAnyLayout && value[kAnyLayout] != kPeerMagic[kAnyLayout] &&
           value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
-        return fail(PHX_ERR_ABI, kGroupCreate,
-                    "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install one build "
-                    "of phalanx-core for all ranks.",
-                    kGroupCreate, group.name().c_str(), group.rank_of(i), group.self_rank(),
-                    text_of(this_build()).c_str());
-      return fail(PHX_ERR_INVALID, kGroupCreate,
-                  "%s '%s': what the store holds for rank %d, under %s, is not a record of a rank. Does another "
-                  "program write to this store? Use a new store, or another phx_world_params.job",
-                  kGroupCreate, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+        return fail_text(
+            PHX_ERR_ABI, kGroupCreate,
+            "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install one build "
+            "of phalanx-core for all ranks.",
+            kGroupCreate, group.name().c_str(), group.rank_of(i), group.self_rank(), text_of(this_build()).c_str());
+      return fail_text(PHX_ERR_INVALID, kGroupCreate,
+                       "%s '%s': what the store holds for rank %d, under %s, is not a record of a rank. Does another "
+                       "program write to this store? Use a new store, or another phx_world_params.job",
+                       kGroupCreate, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
     }
     if (theirs.build != this_build()) return attempt.refuse_build(theirs);
     if (value.size() != sizeof record)
-      return fail(PHX_ERR_INVALID, kGroupCreate,
-                  "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu", kGroupCreate,
-                  group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(), sizeof record);
+      return fail_text(PHX_ERR_INVALID, kGroupCreate,
+                       "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu", kGroupCreate,
+                       group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(), sizeof record);
     std::memcpy(&record, value.data(), sizeof record);
     if (group.params_.of_world) group.world_->know_rank(group.rank_of(i), record);
     return PHX_OK;
@@ -277,10 +277,10 @@ struct GroupMaker {
           [this](int i) { return reach_key(i); },
           [&](const std::string &value, int i) -> phx_status {
             if (value.size() != sizeof all[i])
-              return fail(PHX_ERR_INVALID, kGroupCreate,
-                          "%s '%s': what the store holds for rank %d, under %s, is not its address. Does another "
-                          "program write to this store? Use a new store, or another phx_world_params.job",
-                          kGroupCreate, group.name().c_str(), group.rank_of(i), reach_key(i).c_str())
+              return fail_text(PHX_ERR_INVALID, kGroupCreate,
+                               "%s '%s': what the store holds for rank %d, under %s, is not its address. Does another "
+                               "program write to this store? Use a new store, or another phx_world_params.job",
+                               kGroupCreate, group.name().c_str(), group.rank_of(i), reach_key(i).c_str())
                   .peer(group.rank_of(i));
             std::memcpy(&all[i], value.data(), sizeof all[i]);
             all[i].why[sizeof all[i].why - 1] = '\0';
@@ -289,10 +289,11 @@ struct GroupMaker {
           });
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
       if (all[i].status < 0)
-        status = fail(all[i].status < PHX_ERR_INTERNAL ? PHX_ERR_INTERNAL : all[i].status, kGroupCreate,
+        status =
+            fail_text(all[i].status < PHX_ERR_INTERNAL ? PHX_ERR_INTERNAL : all[i].status, kGroupCreate,
                       "%s '%s': its ranks are on %d hosts (%s), and rank %d cannot serve that: %s", kGroupCreate,
                       group.name().c_str(), group.hosts_.count(), why_several().c_str(), group.rank_of(i), all[i].why)
-                     .peer(group.rank_of(i));
+                .peer(group.rank_of(i));
     return status;
   }
 
@@ -476,34 +477,36 @@ struct GroupMaker {
     const bool is_here = group.hosts_.is_here(i);
     if (parcel.fds.size() != (is_here ? 1 : 0)) return group.raise_malformed(kGroupCreate, i);
     if (theirs.channels != mine.channels)
-      return fail(
+      return fail_text(
           PHX_ERR_MISMATCH, kGroupCreate,
           "%s '%s': rank %d made its world with %u channels, rank %d with %u; give the same number on all ranks",
           kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.channels, group.self_rank(), mine.channels);
     if (theirs.recorder_entries != mine.recorder_entries)
-      return fail(PHX_ERR_MISMATCH, kGroupCreate,
-                  "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; give the same number on "
-                  "all ranks",
-                  kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
-                  mine.recorder_entries);
+      return fail_text(
+          PHX_ERR_MISMATCH, kGroupCreate,
+          "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; give the same number on "
+          "all ranks",
+          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
+          mine.recorder_entries);
     if (theirs.reduction_order != mine.reduction_order)
-      return fail(PHX_ERR_MISMATCH, kGroupCreate,
-                  "%s '%s': rank %d asks for the reduction order '%s', rank %d for '%s'; give the same "
-                  "phx_group_options.reduction_order, or the same PHALANX_REDUCTION_ORDER, on all ranks",
-                  kGroupCreate, group.name().c_str(), group.rank_of(i), name_of_order(theirs.reduction_order),
-                  group.self_rank(), name_of_order(mine.reduction_order));
+      return fail_text(PHX_ERR_MISMATCH, kGroupCreate,
+                       "%s '%s': rank %d asks for the reduction order '%s', rank %d for '%s'; give the same "
+                       "phx_group_options.reduction_order, or the same PHALANX_REDUCTION_ORDER, on all ranks",
+                       kGroupCreate, group.name().c_str(), group.rank_of(i), name_of_order(theirs.reduction_order),
+                       group.self_rank(), name_of_order(mine.reduction_order));
     if (theirs.first_count != mine.first_count)
-      return fail(PHX_ERR_MISMATCH, kGroupCreate,
-                  "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",
-                  kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
-                  mine.first_count);
+      return fail_text(PHX_ERR_MISMATCH, kGroupCreate,
+                       "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",
+                       kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
+                       mine.first_count);
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
-      return fail(PHX_ERR_MISMATCH, kGroupCreate,
-                  "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d "
-                  "with %llu; give the same list of ranks and the same staging_bytes on all ranks",
-                  kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
-                  static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
-                  static_cast<unsigned long long>(mine.slot_bytes));
+      return fail_text(
+          PHX_ERR_MISMATCH, kGroupCreate,
+          "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d "
+          "with %llu; give the same list of ranks and the same staging_bytes on all ranks",
+          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
+          static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
+          static_cast<unsigned long long>(mine.slot_bytes));
     if (!is_here) return PHX_OK;
     const phx_status status = verify_segment(kGroupCreate, parcel.fds[0].get(), size);
     return status != PHX_OK ? status : map_segment(kGroupCreate, parcel.fds[0].get(), size, 0, out);

@@ -44,8 +44,7 @@ phx_status Group::split(int32_t color, int32_t key, const std::string &name, int
     return raise_turn(operation, kSameDerivation, timeout_ms, true);
   const SplitChoice mine{color, key};
   std::vector<SplitChoice> all;
-  const phx_status status = exchange_all(operation, mine, deadline, &all);
-  if (status != PHX_OK) return status;
+  PHX_TRY(exchange_all(operation, mine, deadline, &all));
   // Counted only after the exchange. If that fails on any rank, the group is revoked and there are no more splits.
   const std::string number = "split" + std::to_string(++splits_);
   std::vector<std::pair<int32_t, int>> order;  // key, rank
@@ -64,8 +63,7 @@ phx_status Group::agree(uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
   if (LazyDeadline until(timeout_ms, &world_->progress()); !take_turn(turn, until))
     return raise_turn("group_agree", kSameDerivation, timeout_ms, false);
   Vote vote{*bits, 0, {}};
-  const phx_status status = agree("group_agree", left(deadline), &vote);
-  if (status != PHX_OK) return status;
+  PHX_TRY(agree("group_agree", left(deadline), &vote));
   *bits = vote.bits;
   for (int i = 0; alive != nullptr && i < size(); ++i) alive[i] = vote.absent[i] ? 0 : 1;
   return PHX_OK;
@@ -91,8 +89,7 @@ phx_status Group::shrink(const std::string &name, int64_t timeout_ms, std::share
                          false, &group);
     const ErrorInfo error = last_error();
     Vote outcome{status == PHX_OK ? uint64_t{1} : uint64_t{0}, 0, survivors.absent};
-    const phx_status agreed = agree(operation, left(deadline), &outcome);
-    if (agreed != PHX_OK) return agreed;
+    PHX_TRY(agree(operation, left(deadline), &outcome));
     if (outcome.bits == 1) {
       *out = std::move(group);
       return PHX_OK;

@@ -47,8 +47,8 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
     if (sent == Sent::kFailed) return send_failed(link, error);
     if (interrupted.load() != 0) return PHX_ERR_REVOKED;
     if (deadline.passed())
-      return fail(PHX_ERR_TIMEOUT, "send", "%s: %s does not read its messages", timed_out(deadline.budget_ms()).c_str(),
-                  describe(i).c_str())
+      return fail_text(PHX_ERR_TIMEOUT, "send", "%s: %s does not read its messages",
+                       timed_out(deadline.budget_ms()).c_str(), describe(i).c_str())
           .peer(link.rank);
     if (look_ && look_() != PHX_OK) return last_error().status;
     (void)world_->progress().keep_going(Deadline::after_ms(std::min(kSendSliceMs, deadline.left_ms())),
@@ -79,8 +79,7 @@ phx_status Group::raise_send(const char *operation, int i, phx_status status) {
 
 phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
                            const Deadline &deadline, std::vector<Parcel> *out) {
-  if (bytes.size() > kMaxPayload || fds.size() > kMaxFds)
-    return fail(PHX_ERR_INTERNAL, operation, "%s: parcel too large", operation);
+  if (bytes.size() > kMaxPayload || fds.size() > kMaxFds) return fail(PHX_ERR_INTERNAL, operation, "parcel too large");
   LazyDeadline until = LazyDeadline(deadline, &world_->progress());
   Turn mutex(exchange_mutex_, std::defer_lock);
   if (!take_turn(mutex, until)) return raise_turn(operation, kSameGroup, deadline.budget_ms(), true);
@@ -152,10 +151,9 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     if (status != PHX_OK) return status;
     if (message.fds.size() < message.envelope.fd_count)
       return fail_all(
-          fail_errno(
-              EMFILE, operation,
-              "%s on group '%s': rank %d has no free file descriptor for the memory that %s sent; raise `ulimit -n`",
-              operation, name().c_str(), self_rank(), describe(i).c_str())
+          fail_errno(EMFILE, operation,
+                     "rank %d of group '%s' has no free file descriptor for the memory that %s sent; raise `ulimit -n`",
+                     self_rank(), name().c_str(), describe(i).c_str())
               .in(name().c_str(), self_rank())
               .peer(self_rank()));
     parcels[i].fds = std::move(message.fds);

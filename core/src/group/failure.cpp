@@ -119,7 +119,7 @@ int32_t Group::pid_of(int group_rank) const {
 }
 
 phx_status Group::raise_interrupted(const char *operation, uint64_t sequence) {
-  fail_all(fail(PHX_ERR_REVOKED, operation, "rank %d (pid %d) was interrupted", self_rank(), pid_of(group_rank()))
+  fail_all(fail_text(PHX_ERR_REVOKED, operation, "rank %d (pid %d) was interrupted", self_rank(), pid_of(group_rank()))
                .in(name().c_str(), self_rank())
                .peer(self_rank())
                .sequence(sequence));

@@ -313,8 +313,7 @@ phx_status Group::exchange_all(const char *operation, const T &mine, const Deadl
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= kMaxPayload);
   std::vector<Parcel> got;
   const std::string bytes(reinterpret_cast<const char *>(&mine), sizeof mine);
-  const phx_status status = exchange(operation, bytes, fds, deadline, &got);
-  if (status != PHX_OK) return status;
+  PHX_TRY(exchange(operation, bytes, fds, deadline, &got));
   all->resize(got.size());
   for (size_t i = 0; i < got.size(); ++i) {
     if (got[i].bytes.size() != sizeof(T)) return raise_malformed(operation, static_cast<int>(i));
@@ -328,8 +327,7 @@ template <class Values>
 phx_status Group::agree_values(const char *operation, const Values &wish, const Values &builtin, int64_t timeout_ms,
                                Values *out) {
   std::vector<Values> all;
-  const phx_status status = exchange_all(operation, wish, Deadline::after_ms(timeout_ms), &all);
-  if (status != PHX_OK) return status;
+  PHX_TRY(exchange_all(operation, wish, Deadline::after_ms(timeout_ms), &all));
   *out = merge_tuning(all[0], builtin);
   return check_tuning(operation, *out);  // the same on all ranks
 }

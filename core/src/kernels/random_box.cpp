@@ -75,17 +75,17 @@ int simplify(const Box &box, Dim *dims) {
 
 phx_status check_box(const Box &box, const void *out, const char *operation) {
   if (box.ndim < 0 || box.ndim > kMaxDims)
-    return fail(PHX_ERR_INVALID, operation, "%s: ndim is %d; it must be 0 to %d", operation, box.ndim, kMaxDims);
+    return fail(PHX_ERR_INVALID, operation, "ndim is %d; it must be 0 to %d", box.ndim, kMaxDims);
   if (box.ndim > 0 && (box.sizes == nullptr || box.index_strides == nullptr || box.out_strides == nullptr))
-    return fail(PHX_ERR_INVALID, operation, "%s: sizes, index_strides or out_strides is NULL", operation);
+    return fail(PHX_ERR_INVALID, operation, "sizes, index_strides or out_strides is NULL");
   bool empty = false;
   for (int32_t d = 0; d < box.ndim; ++d) {
     if (box.sizes[d] < 0)
-      return fail(PHX_ERR_INVALID, operation, "%s: sizes[%d] is %lld; no size may be negative", operation, d,
+      return fail(PHX_ERR_INVALID, operation, "sizes[%d] is %lld; no size may be negative", d,
                   static_cast<long long>(box.sizes[d]));
     empty = empty || box.sizes[d] == 0;
   }
-  if (out == nullptr && !empty) return fail(PHX_ERR_INVALID, operation, "%s: out is NULL", operation);
+  if (out == nullptr && !empty) return fail(PHX_ERR_INVALID, operation, "out is NULL");
   return PHX_OK;
 }
 

@@ -22,8 +22,7 @@ phx_status Endpoint::of(World &world, std::shared_ptr<Endpoint> *out) {
   return world.carrier().endpoint(
       [&](const CarrierRef &carrier, std::shared_ptr<ProgressSource> *made) -> phx_status {
         std::shared_ptr<Endpoint> endpoint(new Endpoint(world, carrier->ops(), carrier));
-        const phx_status status = endpoint->open(carrier->self());
-        if (status != PHX_OK) return status;
+        PHX_TRY(endpoint->open(carrier->self()));
         world.progress().add(endpoint);
         *made = std::move(endpoint);
         return PHX_OK;
@@ -32,8 +31,7 @@ phx_status Endpoint::of(World &world, std::shared_ptr<Endpoint> *out) {
 }
 
 phx_status Endpoint::open(void *self) {
-  phx_status status = ops_.open(self, &endpoint_);
-  if (status != PHX_OK) return status;
+  PHX_TRY(ops_.open(self, &endpoint_));
   size_t bytes = 0;
   char nothing = 0;
   (void)ops_.address(endpoint_, &nothing, &bytes);  // says how much room it takes
@@ -115,8 +113,8 @@ phx_status Endpoint::test(std::vector<Carried> *list, int *peer) {
     // monitor says that it has died.
     if (status == PHX_ERR_PEER_DEAD && !carried.receives) status = PHX_OK;
     if (status == PHX_OK && carried.receives && carried.expected != Carried::kAny && bytes != carried.expected)
-      status =
-          fail(PHX_ERR_MISMATCH, ops_.name, "a message has %zu bytes, and %zu are expected", bytes, carried.expected);
+      status = fail_text(PHX_ERR_MISMATCH, ops_.name, "a message has %zu bytes, and %zu are expected", bytes,
+                         carried.expected);
     if (status != PHX_OK) *peer = carried.peer;
     return true;
   };

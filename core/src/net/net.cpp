@@ -50,8 +50,7 @@ phx_status Net::exchange_addresses(const Deadline &deadline) {
     const size_t rest = own.size() - std::min(sent, own.size());
     std::memcpy(mine.bytes, own.data() + std::min(sent, own.size()), std::min(rest, sizeof mine.bytes));
     std::vector<AddressPart> all;
-    const phx_status status = group_.exchange_all(kCreate, mine, deadline, &all);
-    if (status != PHX_OK) return status;
+    PHX_TRY(group_.exchange_all(kCreate, mine, deadline, &all));
     for (int i = 0; i < group_.size(); ++i) {
       const AddressPart &theirs = all[i];
       if (theirs.total > kMaxAddress) return group_.raise_malformed(kCreate, i);
@@ -93,10 +92,9 @@ phx_status Net::greet(const Deadline &deadline) {
 }
 
 phx_status Net::reach(int rank, void **peer) {
-  if (ended_[rank]) return fail(PHX_ERR_PEER_DEAD, "connect", "this rank has ended the connection");
+  if (ended_[rank]) return fail_text(PHX_ERR_PEER_DEAD, "connect", "this rank has ended the connection");
   if (peers_[rank] == nullptr) {
-    const phx_status status = endpoint_->connect(where_[rank], &peers_[rank]);
-    if (status != PHX_OK) return status;
+    PHX_TRY(endpoint_->connect(where_[rank], &peers_[rank]));
   }
   *peer = peers_[rank];
   return PHX_OK;
@@ -122,8 +120,7 @@ phx_status Net::recv(int from, const MessageName &name, void *data, size_t bytes
                      std::vector<Carried> *list) {
   std::lock_guard<std::mutex> lock(mutex_);
   void *peer = nullptr;
-  const phx_status status = reach(from, &peer);
-  if (status != PHX_OK) return status;
+  PHX_TRY(reach(from, &peer));
   return endpoint_->recv(peer, tag(number_, from, name), data, bytes, exact, from, list);
 }
 

@@ -145,11 +145,11 @@ struct Endpoint {
 };
 
 phx_status failed(const ucx::Api &api, const char *what, ucx::Status status) {
-  return fail(status == ucx::kNoMemory ? PHX_ERR_NO_MEMORY : PHX_ERR_SYSTEM, kName, "UCX: %s failed: %s", what,
-              api.status_text(status));
+  return fail_text(status == ucx::kNoMemory ? PHX_ERR_NO_MEMORY : PHX_ERR_SYSTEM, kName, "UCX: %s failed: %s", what,
+                   api.status_text(status));
 }
 phx_status lost(const ucx::Api &api, const Peer &peer) {
-  return fail(PHX_ERR_PEER_DEAD, kName, "the connection is lost (UCX: %s)", api.status_text(peer.lost));
+  return fail_text(PHX_ERR_PEER_DEAD, kName, "the connection is lost (UCX: %s)", api.status_text(peer.lost));
 }
 
 // Threads that UCX starts meanwhile get no signals of the application.
@@ -193,11 +193,11 @@ phx_status make_context(const ucx::Library &library, ucx::Context *out) {
 phx_status open(void *, void **out) {
   std::string problem;
   const ucx::Library *const library = ucx::find_library(&problem);
-  if (library == nullptr) return fail(PHX_ERR_UNSUPPORTED, kName, "%s", problem.c_str());
+  if (library == nullptr) return fail_text(PHX_ERR_UNSUPPORTED, kName, "%s", problem.c_str());
   const ucx::Api &api = library->api;
   const SignalsBlocked blocked;
   auto self = std::make_unique<Endpoint>(api);
-  if (const phx_status bad = make_context(*library, &self->context); bad != PHX_OK) return bad;
+  PHX_TRY(make_context(*library, &self->context));
   ucx::WorkerParameters worker{};
   worker.mask = ucx::WorkerParameters::kThreadMode | ucx::WorkerParameters::kFlags;
   worker.thread_mode = ucx::WorkerParameters::kSerialized;
@@ -228,7 +228,7 @@ phx_status address(void *endpoint, void *out, size_t *bytes) {
   *bytes = size;
   self.api.release_address(self.worker, own);
   if (size <= room) return PHX_OK;
-  return fail(PHX_ERR_INVALID, kName, "the address takes %zu bytes; there is room for %zu", size, room);
+  return fail_text(PHX_ERR_INVALID, kName, "the address takes %zu bytes; there is room for %zu", size, room);
 }
 
 void lose(Peer *peer, ucx::Status status) {
@@ -386,8 +386,8 @@ phx_status test(void *endpoint, void *which, int32_t *done, size_t *bytes) {
     if (bytes != nullptr) *bytes = transfer->receives ? info.bytes : transfer->capacity;
   } else if (status == ucx::kTruncated) {
     if (bytes != nullptr) *bytes = info.bytes;
-    result = fail(PHX_ERR_MISMATCH, kName, "a message of %zu bytes came for a receive of %zu bytes", info.bytes,
-                  transfer->capacity);
+    result = fail_text(PHX_ERR_MISMATCH, kName, "a message of %zu bytes came for a receive of %zu bytes", info.bytes,
+                       transfer->capacity);
   } else {
     lose(peer, status);
     result = lost(self.api, *peer);
@@ -531,7 +531,7 @@ std::string transports_of(const ucx::Api &api, ucx::Context context) {
 const phx_carrier_ops *ucx_carrier() {
   std::string problem;
   if (ucx::find_library(&problem) != nullptr) return &net::kUcx;
-  (void)fail(PHX_ERR_UNSUPPORTED, "group_create", "%s", problem.c_str());
+  (void)fail_text(PHX_ERR_UNSUPPORTED, "group_create", "%s", problem.c_str());
   return nullptr;
 }
 

@@ -160,14 +160,14 @@ phx_status CountMatrix::check(const std::vector<size_t> *room) {
     for (int to = 0; to < n_; ++to) {
       if (sent(from, to) != expected(to, from))
         return fail(PHX_ERR_MISMATCH, name_,
-                    "%s: group rank %d sends %zu elements to group rank %d, which expects %zu. in_counts[j] on rank i "
+                    "group rank %d sends %zu elements to group rank %d, which expects %zu. in_counts[j] on rank i "
                     "must equal out_counts[i] on rank j.",
-                    name_, group_.hosts().local(from), sent(from, to), group_.hosts().local(to), expected(to, from));
+                    group_.hosts().local(from), sent(from, to), group_.hosts().local(to), expected(to, from));
       if (sent(from, to) > left)
         return fail(PHX_ERR_MISMATCH, name_,
-                    "%s: the counts of group rank %d add up to more than its memory holds; give it more memory, or "
+                    "the counts of group rank %d add up to more than its memory holds; give it more memory, or "
                     "smaller counts",
-                    name_, group_.hosts().local(from));
+                    group_.hosts().local(from));
       left -= sent(from, to);
       most_sent_ = std::max(most_sent_, sent(from, to));
     }

@@ -26,7 +26,7 @@ Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bo
     : kind_(kind), named_(kind), group_(group), is_part_(is_part), symmetric_(symmetric), for_kernels_(for_kernels) {
   record_.operation = static_cast<uint8_t>(static_cast<uint8_t>(kind) | (symmetric ? kSymmetric : 0));
   if (group == nullptr) {
-    set(fail(PHX_ERR_INVALID, name(), "%s: the group (or symm) is NULL", name()));
+    set(fail(PHX_ERR_INVALID, name(), "the group (or symm) is NULL"));
     return;
   }
   if (__builtin_expect(group->world().forked(), 0)) {
@@ -37,19 +37,19 @@ Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bo
   if (__builtin_expect(options_.gpu != nullptr, 0) && !read_gpu()) return;
   if (__builtin_expect(options_.flags != 0, 0)) {
     if (kind != Kind::kAllGather || options_.flags != PHX_OPTION_COMPARES_GRAPHS) {
-      set(fail(PHX_ERR_INVALID, name(), "%s: options.flags is %#x; it must be 0", name(), options_.flags));
+      set(fail(PHX_ERR_INVALID, name(), "options.flags is %#x; it must be 0", options_.flags));
       return;
     }
     record_.op = kComparesGraphs;
   }
   if (options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
-    set(fail(PHX_ERR_INVALID, name(), "%s: options.algo is %d, which is not a PHX_ALGO_* constant; use PHX_ALGO_AUTO",
-             name(), options_.algo));
+    set(fail(PHX_ERR_INVALID, name(), "options.algo is %d, which is not a PHX_ALGO_* constant; use PHX_ALGO_AUTO",
+             options_.algo));
   else if (options_.channel >= group->channels())
     set(fail(PHX_ERR_INVALID, name(),
-             "%s: channel is %u, but group '%s' has %u channels, numbered from 0; use one of them, or raise "
+             "channel is %u, but group '%s' has %u channels, numbered from 0; use one of them, or raise "
              "phx_world_params.channels",
-             name(), options_.channel, group->name().c_str(), group->channels()));
+             options_.channel, group->name().c_str(), group->channels()));
   else
     set(group->resolve_timeout(name(), options_.timeout_ms, &timeout_ms_));
   record_.algo = static_cast<uint8_t>(options_.algo);
@@ -59,13 +59,11 @@ bool Call::read_gpu() {
   if (!set(read_in(options_.gpu, &gpu_, name())).ok()) return false;
   const int32_t type = gpu_.device.type;
   if (gpu_.flags != 0)
-    set(fail(PHX_ERR_INVALID, name(), "%s: phx_gpu_options.flags is not 0; set it to 0", name()));
+    set(fail(PHX_ERR_INVALID, name(), "phx_gpu_options.flags is not 0; set it to 0"));
   else if (type != 0 && type != PHX_DEVICE_CPU && type != PHX_DEVICE_CUDA)
-    set(fail(PHX_ERR_INVALID, name(), "%s: unknown device type %d; use PHX_DEVICE_CPU or PHX_DEVICE_CUDA", name(),
-             type));
+    set(fail(PHX_ERR_INVALID, name(), "unknown device type %d; use PHX_DEVICE_CPU or PHX_DEVICE_CUDA", type));
   else if (type == PHX_DEVICE_CUDA && group_->spans_hosts())
-    set(fail(PHX_ERR_UNSUPPORTED, name(), "%s: GPU memory cannot be moved between hosts; copy it to host memory first",
-             name()));
+    set(fail(PHX_ERR_UNSUPPORTED, name(), "GPU memory cannot be moved between hosts; copy it to host memory first"));
   return ok();
 }
 
@@ -82,15 +80,13 @@ Call &Call::set(phx_status status) {
 Call &Call::data(const void *in, size_t in_parts, void *out, size_t out_parts, size_t count, int32_t dtype) {
   if (!ok()) return *this;
   const size_t item = phx_dtype_size(dtype);
-  if (item == 0)
-    return set(fail(PHX_ERR_INVALID, name(), "%s: unknown dtype %d; use a PHX_DTYPE_* constant", name(), dtype));
+  if (item == 0) return set(fail(PHX_ERR_INVALID, name(), "unknown dtype %d; use a PHX_DTYPE_* constant", dtype));
   // Limited by the group size and not by this rank's parts, so that all ranks refuse the same calls.
   if (count > kMost && count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item / group_size())
-    return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: count is %zu for each of %d ranks, which is more than memory can hold", name(), count,
-                    group_size()));
+    return set(fail(PHX_ERR_INVALID, name(), "count is %zu for each of %d ranks, which is more than memory can hold",
+                    count, group_size()));
   if (count != 0 && ((in == nullptr && in_parts != 0) || (out == nullptr && out_parts != 0)))
-    return set(fail(PHX_ERR_INVALID, name(), "%s: in or out is NULL, but count is not 0", name()));
+    return set(fail(PHX_ERR_INVALID, name(), "in or out is NULL, but count is not 0"));
   buffers_ = {static_cast<const char *>(in), static_cast<char *>(out), count, item};
   record_.dtype = static_cast<uint8_t>(dtype);
   record_.count = count;
@@ -103,8 +99,8 @@ Call &Call::overlap(size_t in_elements, size_t out_elements, size_t in_offset, b
   const bool apart = in + in_elements * buffers_.item <= out || out + out_elements * buffers_.item <= in;
   const bool alias = alias_allowed && in == out + in_offset * buffers_.item;
   if (!apart && !alias)
-    return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: input and output overlap; give the same buffer (in place) or separate ones", name()));
+    return set(
+        fail(PHX_ERR_INVALID, name(), "input and output overlap; give the same buffer (in place) or separate ones"));
   return *this;
 }
 
@@ -112,15 +108,15 @@ Call &Call::reduce(int32_t op) {
   if (!ok()) return *this;
   if (std::strcmp(phx_op_name(op), "?") == 0)
     return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: unknown reduce op %d; expected PHX_OP_SUM, PHX_OP_AVG, PHX_OP_PROD, PHX_OP_MIN, PHX_OP_MAX, "
+                    "unknown reduce op %d; expected PHX_OP_SUM, PHX_OP_AVG, PHX_OP_PROD, PHX_OP_MIN, PHX_OP_MAX, "
                     "PHX_OP_BAND, PHX_OP_BOR, PHX_OP_BXOR or PHX_OP_PREMUL_SUM",
-                    name(), op));
+                    op));
   reduction_.fn = kernels::find_reduce(record_.dtype, op);
   reduction_.streaming = kernels::find_reduce_streaming(record_.dtype, op);
   if (reduction_.fn == nullptr)
     return set(fail(PHX_ERR_UNSUPPORTED, name(),
-                    "%s: reduce op %s is not defined for dtype %s; convert the data, or use another op", name(),
-                    phx_op_name(op), phx_dtype_name(record_.dtype)));
+                    "reduce op %s is not defined for dtype %s; convert the data, or use another op", phx_op_name(op),
+                    phx_dtype_name(record_.dtype)));
   reduction_.dtype = record_.dtype;
   reduction_.op = op;
   record_.op = static_cast<uint8_t>(op);
@@ -135,8 +131,8 @@ Call &Call::root(int32_t group_rank) {
   if (!ok()) return *this;
   if (group_rank < 0 || group_rank >= group_size())
     return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: root is %d, which is not a group rank: the group has %d ranks, numbered from 0", name(),
-                    group_rank, group_size()));
+                    "root is %d, which is not a group rank: the group has %d ranks, numbered from 0", group_rank,
+                    group_size()));
   record_.root = group_rank;
   return *this;
 }
@@ -144,8 +140,7 @@ Call &Call::root(int32_t group_rank) {
 Call &Call::own_counts(const size_t *counts, size_t *total) {
   if (!ok()) return *this;
   if (counts == nullptr)
-    return set(fail(PHX_ERR_INVALID, name(), "%s: a list of counts is NULL; give one count for each rank of the group",
-                    name()));
+    return set(fail(PHX_ERR_INVALID, name(), "a list of counts is NULL; give one count for each rank of the group"));
   *total = 0;
   for (int i = 0; i < group_size(); ++i)
     if (!add(counts[i], total)) break;
@@ -153,7 +148,7 @@ Call &Call::own_counts(const size_t *counts, size_t *total) {
 }
 
 bool Call::add(size_t count, size_t *total) {
-  if (count > kMost) return set(fail(PHX_ERR_INVALID, name(), "%s: a count is more than memory can hold", name())).ok();
+  if (count > kMost) return set(fail(PHX_ERR_INVALID, name(), "a count is more than memory can hold")).ok();
   *total += count;
   return true;
 }
@@ -170,32 +165,30 @@ Call &Call::apart(const phx_block *in, size_t ins, const phx_block *out, size_t 
   const size_t self = own_alias ? static_cast<size_t>(group_->group_rank()) : SIZE_MAX;
   if (blocks_overlap(in, ins, out, outs, buffers_.item, self))
     return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: a block of the output overlaps another one or an input; give separate memory, or, where the "
-                    "function allows it, this rank's own block",
-                    name()));
+                    "a block of the output overlaps another one or an input; give separate memory, or, where the "
+                    "function allows it, this rank's own block"));
   return *this;
 }
 
 Call &Call::blocks(const phx_block *blocks, size_t item, BlocksFound *found) {
   if (!ok()) return *this;
   if (blocks == nullptr)
-    return set(fail(PHX_ERR_INVALID, name(), "%s: a list of blocks is NULL; give one block for each rank of the group",
-                    name()));
+    return set(fail(PHX_ERR_INVALID, name(), "a list of blocks is NULL; give one block for each rank of the group"));
   const char *next = nullptr;  // where the next block lies, if they all lie one after another
   bool adjacent = true;
   for (int i = 0; i < group_size(); ++i) {
     const phx_block &block = blocks[i];
     if (!add(block.count, &found->total)) return *this;
     if (block.data == nullptr && block.count != 0)
-      return set(fail(PHX_ERR_INVALID, name(), "%s: the data of block %d is NULL, but its count is not 0", name(), i));
+      return set(fail(PHX_ERR_INVALID, name(), "the data of block %d is NULL, but its count is not 0", i));
     if (block.row == 0 ? block.stride != 0 : block.stride < block.row)
       return set(fail(PHX_ERR_INVALID, name(),
-                      "%s: block %d has row %zu and stride %zu; the stride must be at least the row, or both 0 for "
+                      "block %d has row %zu and stride %zu; the stride must be at least the row, or both 0 for "
                       "contiguous elements",
-                      name(), i, block.row, block.stride));
+                      i, block.row, block.stride));
     size_t reach = 0;  // elements from the first row to the last
     if (block.row != 0 && (__builtin_mul_overflow(block.count / block.row, block.stride, &reach) || reach > kMost))
-      return set(fail(PHX_ERR_INVALID, name(), "%s: block %d is more than memory can hold", name(), i));
+      return set(fail(PHX_ERR_INVALID, name(), "block %d is more than memory can hold", i));
     found->even = found->even && block.count == blocks[0].count;
     if (block.count == 0) continue;
     if (next == nullptr) found->at = block.data;
@@ -216,16 +209,16 @@ Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
   if (!ok()) return *this;
   if (symm.block().on_device() && !on_stream_)
     return set(fail(PHX_ERR_UNSUPPORTED, name(),
-                    "%s: the memory is on a device (type %d), which collectives of the host cannot read; use CPU "
+                    "the memory is on a device (type %d), which collectives of the host cannot read; use CPU "
                     "memory (device type 1)",
-                    name(), symm.block().device.type));
+                    symm.block().device.type));
   if (offset > symm.block().size || bytes > symm.block().size - offset)
     return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: %zu bytes at offset %zu end beyond the symmetric memory, which has %zu bytes", name(), bytes,
-                    offset, symm.block().size));
+                    "%zu bytes at offset %zu end beyond the symmetric memory, which has %zu bytes", bytes, offset,
+                    symm.block().size));
   if (offset % buffers_.item != 0)
-    return set(fail(PHX_ERR_INVALID, name(), "%s: offset %zu is not a multiple of the element size, %zu bytes", name(),
-                    offset, buffers_.item));
+    return set(fail(PHX_ERR_INVALID, name(), "offset %zu is not a multiple of the element size, %zu bytes", offset,
+                    buffers_.item));
   const uint64_t facts[4] = {record_.aux, symm.ordinal(), offset, buffers_.in == buffers_.out};
   record_.aux = hash_words(facts);
   return *this;
@@ -278,19 +271,16 @@ Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
 phx_status Call::issue(OperationPtr operation, phx_work **work) {
   if (gpu_.stream != nullptr)
     return set(fail(PHX_ERR_INVALID, name(),
-                    "%s: a stream is given, but the memory is not on a GPU; set phx_gpu_options.device, or set stream "
-                    "to NULL",
-                    name()))
+                    "a stream is given, but the memory is not on a GPU; set phx_gpu_options.device, or set stream "
+                    "to NULL"))
         .status();
   if (options_.algo == PHX_ALGO_MULTIMEM)
-    return set(fail(PHX_ERR_UNSUPPORTED, name(),
-                    "%s: PHX_ALGO_MULTIMEM needs symmetric memory on GPUs; use PHX_ALGO_AUTO", name()))
+    return set(fail(PHX_ERR_UNSUPPORTED, name(), "PHX_ALGO_MULTIMEM needs symmetric memory on GPUs; use PHX_ALGO_AUTO"))
         .status();
   operation->record = record_;
   if (work == nullptr) return engine().run(*operation, timeout_ms_);
   WorkRef started;
-  const phx_status status = engine().start(std::move(operation), timeout_ms_, &started);
-  if (status != PHX_OK) return status;
+  PHX_TRY(engine().start(std::move(operation), timeout_ms_, &started));
   *work = make_work_handle(group_->shared_from_this(), std::move(started));
   return PHX_OK;
 }

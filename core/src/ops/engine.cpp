@@ -141,7 +141,7 @@ phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline
   const InputLocation place = std::exchange(operation.place, {});
   const bool from_places = operation.takes_from_places(*lane_, epoch);
   if (!lane_->holds(operation.reach)) {  // takes_from_places may have raised `reach`
-    if (const phx_status status = hold(operation); status != PHX_OK) return status;
+    PHX_TRY(hold(operation));
   }
   if (from_places) return PHX_OK;
   if (place.leaves_slot_empty()) {
@@ -193,11 +193,9 @@ phx_status Engine::compare_before(uint64_t epoch, Operation &operation, LazyDead
 phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool may_block) {
   while (operation.taken < operation.rounds) {
     if (operation.published == operation.taken) {
-      if (operation.net != nullptr && operation.taken != 0)
-        if (const phx_status status = await_transfers(operation, deadline, may_block); status != PHX_OK) return status;
+      if (operation.net != nullptr && operation.taken != 0) PHX_TRY(await_transfers(operation, deadline, may_block));
       if (!may_block && lane_->reserve_would_block()) return PHX_IN_PROGRESS;
-      const phx_status status = publish(operation, deadline);
-      if (status != PHX_OK) return status;
+      PHX_TRY(publish(operation, deadline));
     }
     const uint64_t epoch = operation.first_epoch + operation.taken;
     if (operation.net != nullptr && operation.taken != 0)
@@ -214,8 +212,7 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
     if (status != PHX_OK) return status;
     ++operation.taken;
   }
-  if (operation.net != nullptr)
-    if (const phx_status status = await_transfers(operation, deadline, may_block); status != PHX_OK) return status;
+  if (operation.net != nullptr) PHX_TRY(await_transfers(operation, deadline, may_block));
   PHX_FAILPOINT(name_of(operation), 6);
   lane_->publish_done(operation.first_epoch + operation.rounds - 1);
   PHX_FAILPOINT(name_of(operation), 7);
@@ -248,7 +245,7 @@ phx_status Engine::begin(Operation &operation) {
   number(operation);
   if (!group_->failed()) {
     if (!lane_->holds(operation.reach)) {
-      if (const phx_status status = hold(operation); status != PHX_OK) return status;
+      PHX_TRY(hold(operation));
     }
     lane_->history().begin(operation.sequence, operation.record);
     PHX_FAILPOINT(name_of(operation), 1);

@@ -57,8 +57,7 @@ class Enqueued {
  public:
   Enqueued(Call &call, Symm &symm, size_t offset, phx_work **work) : call_(call), symm_(symm) {
     if (work != nullptr)
-      refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "%s: work must be NULL for GPU memory; wait for the stream instead",
-                  call.name()));
+      refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "work must be NULL for GPU memory; wait for the stream instead"));
     const Buffers &buffers = call.buffers();
     launch_.offset = offset;
     launch_.in = buffers.in;
@@ -77,15 +76,13 @@ class Enqueued {
     const Buffers &buffers = call_.buffers();
     if (call_.ok() && elements != 0 && buffers.out != buffers.in && !gpu_symm_of(symm_)->reaches(buffers.out))
       refuse(fail(PHX_ERR_INVALID, call_.name(),
-                  "%s: out is not memory that this GPU can reach; allocate it on the GPU of the symmetric memory",
-                  call_.name()));
+                  "out is not memory that this GPU can reach; allocate it on the GPU of the symmetric memory"));
   }
   const cuda::Lists *lists(const size_t *in_counts, const size_t *out_counts) {
     const int n = call_.group_size();
     if (n > cuda::kMostListed)
       refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(),
-                  "%s: at most %d ranks of a group may use GPU memory, and this group has %d", call_.name(),
-                  cuda::kMostListed, n));
+                  "at most %d ranks of a group may use GPU memory, and this group has %d", cuda::kMostListed, n));
     else
       for (int i = 0; i < n; ++i) {
         lists_.in[i] = in_counts[i];
@@ -196,7 +193,7 @@ phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **w
     default:
       return call
           .refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
-                       "%s: this library has no GPU kernel for this call; copy the data to the host", call.name()))
+                       "this library has no GPU kernel for this call; copy the data to the host"))
           .status();
   }
 }

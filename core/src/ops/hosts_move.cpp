@@ -223,7 +223,7 @@ class HostsBroadcast final : public BetweenHosts {
   phx_status settle(const Lane &, uint32_t round) override {
     for (; settled_ < std::min(round, chunks_); ++settled_) {
       if (round != rounds && settled_ + kWindows > round) break;
-      if (const phx_status status = window(settled_).poll(); status != PHX_OK) return status;
+      PHX_TRY(window(settled_).poll());
     }
     return PHX_OK;
   }

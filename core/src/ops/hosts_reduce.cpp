@@ -76,8 +76,7 @@ class RailSum {
   }
   phx_status poll(Transfers &transfers) {
     while (step_ != kDone) {
-      const phx_status status = transfers.poll();
-      if (status != PHX_OK) return status;
+      PHX_TRY(transfers.poll());
       if (step_ == kResults || !receives()) {
         step_ = kDone;
         break;
@@ -283,8 +282,7 @@ class HostsReduceScatter final : public BetweenHosts {
   phx_status settle(const Lane &, uint32_t round) override {
     for (; settled_ < std::min(round, chunks_); ++settled_) {
       if (round != rounds && settled_ + kWindows > round) break;
-      const phx_status status = window(settled_).poll();
-      if (status != PHX_OK) return status;
+      PHX_TRY(window(settled_).poll());
       finish(settled_);
     }
     return PHX_OK;

@@ -92,7 +92,7 @@ class Chooser {
  private:
   template <class... Parts>
   MultimemWay refuse(const char *format, Parts... parts) {
-    if (wants_) call_.refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(), format, call_.name(), parts...));
+    if (wants_) call_.refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(), format, parts...));
     return {};
   }
   cuda::Spread in_place() const { return {gpu_symm_of(symm_)->team(), offset_, 0}; }
@@ -102,10 +102,10 @@ class Chooser {
     const cuda::GpuSymm &gpu = *gpu_symm_of(symm_);
     const std::string &why = gpu.no_multicast();
     if (!why.empty())
-      refuse("%s: multicast is not available in group '%s': %s", call_.group().name().c_str(), why.c_str());
+      refuse("multicast is not available in group '%s': %s", call_.group().name().c_str(), why.c_str());
     else if (!gpu.has_multimem())
       refuse(
-          "%s: not every rank of group '%s' has kernels for multicast; install a library (or set PHALANX_CUDA_KERNELS) "
+          "not every rank of group '%s' has kernels for multicast; install a library (or set PHALANX_CUDA_KERNELS) "
           "that was built for sm_90 or later",
           call_.group().name().c_str());
     return why.empty() && gpu.has_multimem();
@@ -116,14 +116,13 @@ class Chooser {
     const size_t bytes = buffers.count * buffers.item, all = bytes * static_cast<size_t>(call_.group_size());
     if (!wants_ && all < gpu_of(call_.group()).tuning().multicast_bytes) return {};
     if (bytes % sizeof(uint64_t[2]) != 0 || offset_ % sizeof(uint64_t[2]) != 0)
-      return refuse(
-          "%s: NVLink switches move pieces of 16 bytes, but size %zu and offset %zu are not both multiples of 16",
-          bytes, offset_);
+      return refuse("NVLink switches move pieces of 16 bytes, but size %zu and offset %zu are not both multiples of 16",
+                    bytes, offset_);
     cuda::Spread spread = find_place(call_, symm_, all);
     if (spread.offset % sizeof(uint64_t[2]) != 0) spread = {};
     if (wants_ && spread.place == 0)
       return refuse(
-          "%s: out must be in symmetric memory of group '%s', at the same offset on all ranks and a multiple of 16 "
+          "out must be in symmetric memory of group '%s', at the same offset on all ranks and a multiple of 16 "
           "bytes",
           call_.group().name().c_str());
     if (wants_) call_.gives_at(spread.place);
@@ -136,7 +135,7 @@ class Chooser {
     const SwitchReducer reducer = switch_reducer_of(dtype, op);
     const char *const op_name = phx_op_name(op);
     if (reducer.dtype == 0)
-      return refuse("%s: NVLink switches cannot compute %s of %s; phalanx/cuda.h lists what they can", op_name,
+      return refuse("NVLink switches cannot compute %s of %s; phalanx/cuda.h lists what they can", op_name,
                     phx_dtype_name(dtype));
     const std::string pair = std::string(phx_dtype_name(reducer.dtype)) + "_" + op_name;
     const std::string to_out = "phx_gpu_multimem_reduce_" + pair, to_all = "phx_gpu_multimem_reduce_to_all_" + pair;
@@ -148,7 +147,7 @@ class Chooser {
     const cuda::Spread spread = find_place(call_, symm_, buffers.count * buffers.item);
     if (spread.place == 0 || (spread.offset - offset_) % sizeof(uint64_t[2]) != 0)
       return refuse(
-          "%s: if each of %d ranks loaded the %s of %s from the switches, the bits of their results could differ; "
+          "if each of %d ranks loaded the %s of %s from the switches, the bits of their results could differ; "
           "reduce in place, or put out into symmetric memory of group '%s', at the same offset on all ranks, aligned "
           "as the input",
           call_.group_size(), op_name, phx_dtype_name(dtype), call_.group().name().c_str());
@@ -167,9 +166,8 @@ class Chooser {
 void refuse_multimem(Call &call) {
   if (call.ok() && call.options().algo == PHX_ALGO_MULTIMEM)
     call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
-                     "%s: PHX_ALGO_MULTIMEM does not serve this call; it serves all_reduce, reduce_scatter, reduce and "
-                     "all_gather with one count for all ranks, and broadcasts of symmetric memory",
-                     call.name()));
+                     "PHX_ALGO_MULTIMEM does not serve this call; it serves all_reduce, reduce_scatter, reduce and "
+                     "all_gather with one count for all ranks, and broadcasts of symmetric memory"));
 }
 
 MultimemWay choose_multimem(Call &call, Symm &symm, size_t offset) { return Chooser(call, symm, offset).choose(); }

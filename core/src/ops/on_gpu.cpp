@@ -28,8 +28,7 @@ class OnGpu {
       status_ = group_.raise_turn(call.name(), "group with a call on memory of a GPU. Make them from one thread",
                                   call.timeout_ms(), true);
     else if (work != nullptr)
-      status_ = fail(PHX_ERR_UNSUPPORTED, call.name(),
-                     "%s: work must be NULL for GPU memory; wait for the stream instead", call.name());
+      status_ = fail(PHX_ERR_UNSUPPORTED, call.name(), "work must be NULL for GPU memory; wait for the stream instead");
     else
       status_ = gpu_of(group_).workspaces().open(call.name(), call.gpu().device.index, &workspace_);
   }
@@ -132,9 +131,9 @@ class OnGpu {
   void *stream() const { return call_.gpu().stream; }
   phx_status unreachable(const char *which) const {
     return fail(PHX_ERR_INVALID, call_.name(),
-                "%s: %s is not memory that the GPU of phx_gpu_options.device can reach; allocate it on that GPU, or "
+                "%s is not memory that the GPU of phx_gpu_options.device can reach; allocate it on that GPU, or "
                 "name the GPU on which it is",
-                call_.name(), which);
+                which);
   }
   // Keeps the status. An error that only this rank has fails the group, because the others' kernels would wait for it.
   void keep(phx_status status) {

@@ -164,7 +164,7 @@ class AllToAllV final : public AllToAll {
     }
     is_even_ = all_even && even != 0;
     if (is_even_) return PHX_OK;
-    if (const phx_status status = counts_.read(lane, epoch, nullptr, evens); status != PHX_OK) return status;
+    PHX_TRY(counts_.read(lane, epoch, nullptr, evens));
     const size_t most = counts_.most_sent();
     rounds = 1;
     if (any_even || most > beside_) return begin_rest(most);
@@ -179,7 +179,7 @@ class AllToAllV final : public AllToAll {
 
   phx_status begin_rest(size_t most) {
     if (most / (2 * largest_part(plan_, b_.item)) >= UINT32_MAX - 1)
-      return fail(PHX_ERR_MISMATCH, "all_to_all_v", "all_to_all_v: a count of %zu is more than memory can hold", most);
+      return fail(PHX_ERR_MISMATCH, "all_to_all_v", "a count of %zu is more than memory can hold", most);
     rest_ = make_exchange(plan_, b_, most, std::move(in_), std::move(out_));
     rest_->first_epoch = first_epoch + 1;
     rounds = 1 + rest_->rounds;

@@ -298,7 +298,7 @@ class SymmetricAllToAllV final : public OnSymm {
     if (round != round_) return PHX_OK;
     std::vector<size_t> room(offsets_);
     for (size_t &elements : room) elements = (symm->block().size - elements) / b_.item;
-    if (const phx_status status = counts_.read(lane, epoch, &room, nullptr); status != PHX_OK) return status;
+    PHX_TRY(counts_.read(lane, epoch, &room, nullptr));
     const Bypass::Clock clock(bypass_);
     for (int from = 0; from < n_; ++from) {
       size_t begin = 0;

@@ -114,8 +114,7 @@ phx_status Messenger::begin(Transfer &transfer) {
 
 phx_status Messenger::run(Transfer &transfer, int64_t timeout_ms) {
   Lock lock(mutex_);
-  const phx_status status = begin(transfer);
-  if (status != PHX_OK) return status;
+  PHX_TRY(begin(transfer));
   leave(lock);
   return wait(transfer, timeout_ms);
 }

@@ -21,13 +21,13 @@ Window::~Window() { windows_.remove(*this); }
 
 phx_status Window::check(const char *operation, int group_rank, size_t offset, size_t bytes) const {
   if (group_rank < 0 || group_rank >= group_.size())
-    return fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d, but the group has %d ranks, numbered from 0",
-                operation, group_rank, group_.size());
+    return fail(PHX_ERR_INVALID, operation, "group_rank is %d, but the group has %d ranks, numbered from 0", group_rank,
+                group_.size());
   const uint64_t size = parts_[group_rank].bytes;
   if (bytes > size || offset > size - bytes)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: %zu bytes at offset %zu end beyond the window of rank %d, which has %llu bytes", operation, bytes,
-                offset, group_.rank_of(group_rank), static_cast<unsigned long long>(size));
+                "%zu bytes at offset %zu end beyond the window of rank %d, which has %llu bytes", bytes, offset,
+                group_.rank_of(group_rank), static_cast<unsigned long long>(size));
   return PHX_OK;
 }
 
@@ -74,8 +74,7 @@ phx_status Windows::meet(const Deadline &deadline) {
   if (!group_.spans_hosts() || local_) return PHX_OK;
   std::shared_ptr<Group> made;
   const int64_t left_ms = std::max<int64_t>(deadline.left_ms(), 1);
-  const phx_status status = group_.split(group_.hosts().own(), 0, group_.name(), left_ms, &made);
-  if (status != PHX_OK) return status;
+  PHX_TRY(group_.split(group_.hosts().own(), 0, group_.name(), left_ms, &made));
   const std::lock_guard<std::mutex> lock(local_mutex_);
   local_ = std::move(made);
   return PHX_OK;

@@ -16,7 +16,7 @@ bool is_large(size_t bytes) { return bytes > RemoteRing::kEagerBytes; }
 MessageName reply_name(uint32_t number) { return {MessageName::kWindowReplies, number, number >> 13}; }
 
 ErrorInfo broken() {
-  (void)fail(PHX_ERR_ABI, "window", "it sent malformed data; do all ranks run the same build of phalanx-core?");
+  (void)fail_text(PHX_ERR_ABI, "window", "it sent malformed data; do all ranks run the same build of phalanx-core?");
   return last_error();
 }
 

@@ -74,8 +74,7 @@ class FileStore final : public phx_store {
                   uint64_t *known) {
     FileLock lock(operation, *log_, FileLog::Access::kShared, deadline);
     if (lock.status() != PHX_OK) return lock.status();
-    const phx_status status = log_->refresh(operation);
-    if (status != PHX_OK) return status;
+    PHX_TRY(log_->refresh(operation));
     *known = log_->known();
     const FileLog::Location *place = log_->find(key);
     *found = place != nullptr;
@@ -90,7 +89,7 @@ class FileStore final : public phx_store {
 phx_status make_file_store(const char *operation, const char *path, phx_store **out) {
   phx_status status = check_out(operation, out);
   if (status != PHX_OK) return status;
-  if (path == nullptr || *path == '\0') return fail(PHX_ERR_INVALID, operation, "%s: the path is empty", operation);
+  if (path == nullptr || *path == '\0') return fail(PHX_ERR_INVALID, operation, "the path is empty");
   std::unique_ptr<FileLog> log;
   status = FileLog::open(operation, path, &log);
   if (status != PHX_OK) return status;

@@ -63,19 +63,18 @@ const char *wrong_with(const RecordHeader &header) {
 
 phx_status check_owner(const char *operation, const char *path, int fd) {
   struct stat info;
-  if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "%s: could not look at '%s'", operation, path);
+  if (fstat(fd, &info) != 0) return fail_errno(errno, operation, "could not look at '%s'", path);
   if (!S_ISREG(info.st_mode))
-    return fail(PHX_ERR_INVALID, operation, "%s: '%s' is not a regular file; give another path", operation, path);
+    return fail(PHX_ERR_INVALID, operation, "'%s' is not a regular file; give another path", path);
   if (info.st_uid != geteuid())
     return fail(PHX_ERR_PERMISSION, operation,
-                "%s: '%s' belongs to user %u, but this process runs as user %u; give another path", operation, path,
-                info.st_uid, geteuid());
+                "'%s' belongs to user %u, but this process runs as user %u; give another path", path, info.st_uid,
+                geteuid());
   // Reading counts too: ranks prove themselves to each other with what they put in the store.
   if ((info.st_mode & 077) != 0)
-    return fail(
-        PHX_ERR_PERMISSION, operation,
-        "%s: other users have access to '%s' (mode %03o); chmod it to 600, or remove it and let the store make it",
-        operation, path, info.st_mode & 0777);
+    return fail(PHX_ERR_PERMISSION, operation,
+                "other users have access to '%s' (mode %03o); chmod it to 600, or remove it and let the store make it",
+                path, info.st_mode & 0777);
   return PHX_OK;
 }
 
@@ -87,12 +86,10 @@ phx_status FileLog::open(const char *operation, const char *path, std::unique_pt
   if (!fd.valid()) {
     const int error = errno;
     if (error == ELOOP)
-      return fail_errno(error, operation, "%s: '%s' is a symbolic link, which the store does not follow", operation,
-                        path);
-    return fail_errno(error, operation, "%s: could not open or make '%s'", operation, path);
+      return fail_errno(error, operation, "'%s' is a symbolic link, which the store does not follow", path);
+    return fail_errno(error, operation, "could not open or make '%s'", path);
   }
-  const phx_status status = check_owner(operation, path, fd.get());
-  if (status != PHX_OK) return status;
+  PHX_TRY(check_owner(operation, path, fd.get()));
   out->reset(new FileLog(path, std::move(fd)));
   return PHX_OK;
 }
@@ -106,7 +103,7 @@ phx_status FileLog::lock(const char *operation, Access access, const Deadline &d
   // The pauses are short: the lock is held for microseconds, and it has no queue.
   if (Backoff(20, 250).until(deadline, tried)) return status;
   return fail(PHX_ERR_TIMEOUT, operation,
-              "%s: %s: the lock of '%s' was not free; see whether a process that uses the file is stopped", operation,
+              "%s: the lock of '%s' was not free; see whether a process that uses the file is stopped",
               timed_out(deadline.budget_ms()).c_str(), path_.c_str());
 }
 
@@ -114,8 +111,7 @@ phx_status FileLog::lock(const char *operation, Access access, const Deadline &d
 phx_status FileLog::try_lock(const char *operation, Access access, bool *taken) {
   if (!mutex_.try_lock()) return PHX_OK;
   std::unique_lock<std::mutex> guard(mutex_, std::adopt_lock);
-  const phx_status status = follow_fork(operation);
-  if (status != PHX_OK) return status;
+  PHX_TRY(follow_fork(operation));
   const int how = (access == Access::kShared ? LOCK_SH : LOCK_EX) | LOCK_NB;
   if (flock(fd_.get(), how) == 0) {
     guard.release();  // unlock() gives it back
@@ -123,7 +119,7 @@ phx_status FileLog::try_lock(const char *operation, Access access, bool *taken) 
     return PHX_OK;
   }
   if (errno == EWOULDBLOCK || errno == EINTR) return PHX_OK;
-  return fail_errno(errno, operation, "%s: could not lock '%s'", operation, path_.c_str());
+  return fail_errno(errno, operation, "could not lock '%s'", path_.c_str());
 }
 
 void FileLog::unlock() {
@@ -137,8 +133,7 @@ phx_status FileLog::follow_fork(const char *operation) {
   if (opened_in_ == process_generation()) return PHX_OK;
   const std::string self = "/proc/self/fd/" + std::to_string(fd_.get());
   Fd own(::open(self.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
-  if (!own.valid())
-    return fail_errno(errno, operation, "%s: could not open '%s' again after a fork", operation, path_.c_str());
+  if (!own.valid()) return fail_errno(errno, operation, "could not open '%s' again after a fork", path_.c_str());
   fd_ = std::move(own);
   opened_in_ = process_generation();
   return PHX_OK;
@@ -154,15 +149,13 @@ bool FileLog::may_have_grown(uint64_t known) {
 
 phx_status FileLog::refresh(const char *operation) {
   struct stat info;
-  if (fstat(fd_.get(), &info) != 0)
-    return fail_errno(errno, operation, "%s: could not look at '%s'", operation, path_.c_str());
+  if (fstat(fd_.get(), &info) != 0) return fail_errno(errno, operation, "could not look at '%s'", path_.c_str());
   const uint64_t known = known_.load(std::memory_order_relaxed);
   const auto file_size = static_cast<uint64_t>(info.st_size);
   if (file_size == 0 && known == 0) return PHX_OK;  // new: the first writer puts the header there
   FileHeader header;
   if (file_size < sizeof header) return damaged(operation, 0, "fewer bytes than the header has");
-  const phx_status status = read_at(operation, &header, sizeof header, 0);
-  if (status != PHX_OK) return status;
+  PHX_TRY(read_at(operation, &header, sizeof header, 0));
   if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return damaged(operation, 0, "no magic number of a store");
   if (header.committed < sizeof header || header.committed > file_size || header.committed > kMaxFileBytes)
     return damaged(operation, offsetof(FileHeader, committed), "a count of bytes that does not fit the file");
@@ -181,8 +174,7 @@ phx_status FileLog::read_records(const char *operation, uint64_t committed) {
     if (chunk.empty() || at + wanted > chunk_at + chunk.size()) {
       chunk.resize(static_cast<size_t>(std::min<uint64_t>(left, kChunk)));
       chunk_at = at;
-      const phx_status status = read_at(operation, &chunk[0], chunk.size(), at);
-      if (status != PHX_OK) return status;
+      PHX_TRY(read_at(operation, &chunk[0], chunk.size(), at));
     }
     const char *bytes = chunk.data() + (at - chunk_at);
     RecordHeader header;
@@ -212,13 +204,12 @@ const FileLog::Location *FileLog::find(const char *key) const {
 
 phx_status FileLog::read_value(const char *operation, const char *key, const Location &place, std::string *value) {
   std::string bytes(place.size, '\0');
-  const phx_status status = read_at(operation, &bytes[0], bytes.size(), place.offset);
-  if (status != PHX_OK) return status;
+  PHX_TRY(read_at(operation, &bytes[0], bytes.size(), place.offset));
   if (checksum(bytes.data(), bytes.size()) != place.checksum)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: the value of key '%.128s' in '%s' is damaged (wrong checksum at byte %llu); remove the file and "
+                "the value of key '%.128s' in '%s' is damaged (wrong checksum at byte %llu); remove the file and "
                 "start again",
-                operation, key, path_.c_str(), static_cast<unsigned long long>(place.offset));
+                key, path_.c_str(), static_cast<unsigned long long>(place.offset));
   *value = std::move(bytes);
   return PHX_OK;
 }
@@ -246,8 +237,8 @@ phx_status FileLog::append(const char *operation, uint32_t kind, const char *key
   const uint64_t end = at + sizeof header + header.key_size + size;
   if (end > kMaxFileBytes)
     return fail(PHX_ERR_NO_MEMORY, operation,
-                "%s: '%s' is full: it holds %llu bytes of at most %llu; go on with a new file", operation,
-                path_.c_str(), static_cast<unsigned long long>(at), static_cast<unsigned long long>(kMaxFileBytes));
+                "'%s' is full: it holds %llu bytes of at most %llu; go on with a new file", path_.c_str(),
+                static_cast<unsigned long long>(at), static_cast<unsigned long long>(kMaxFileBytes));
   std::string record(reinterpret_cast<const char *>(&header), sizeof header);
   record.append(key, header.key_size);
   if (known == 0) status = write_header(operation);
@@ -273,7 +264,7 @@ phx_status FileLog::read_at(const char *operation, void *data, size_t size, uint
   while (size > 0) {
     const ssize_t got = pread(fd_.get(), bytes, size, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return fail_errno(errno, operation, "%s: could not read '%s'", operation, path_.c_str());
+    if (got < 0) return fail_errno(errno, operation, "could not read '%s'", path_.c_str());
     if (got == 0) return damaged(operation, offset, "the end of the file");
     bytes += got;
     size -= static_cast<size_t>(got);
@@ -287,7 +278,7 @@ phx_status FileLog::write_at(const char *operation, const void *data, size_t siz
   while (size > 0) {
     const ssize_t put = pwrite(fd_.get(), bytes, size, static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return fail_errno(errno, operation, "%s: could not write '%s'", operation, path_.c_str());
+    if (put < 0) return fail_errno(errno, operation, "could not write '%s'", path_.c_str());
     bytes += put;
     size -= static_cast<size_t>(put);
     offset += static_cast<uint64_t>(put);
@@ -298,8 +289,8 @@ phx_status FileLog::write_at(const char *operation, const void *data, size_t siz
 phx_status FileLog::damaged(const char *operation, uint64_t offset, const char *what) const {
   return fail(
       PHX_ERR_INVALID, operation,
-      "%s: '%s' is damaged, or is not the file of a store: at byte %llu there is %s; remove it, or give another path",
-      operation, path_.c_str(), static_cast<unsigned long long>(offset), what);
+      "'%s' is damaged, or is not the file of a store: at byte %llu there is %s; remove it, or give another path",
+      path_.c_str(), static_cast<unsigned long long>(offset), what);
 }
 
 }  // namespace phx::store

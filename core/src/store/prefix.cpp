@@ -34,8 +34,7 @@ class PrefixStore final : public phx_store {
     for (size_t i = 0; i < count; ++i) {
       full.push_back(prefix_ + keys[i]);
       pointers.push_back(full.back().c_str());
-      const phx_status status = check_key("store_wait", pointers.back());
-      if (status != PHX_OK) return status;
+      PHX_TRY(check_key("store_wait", pointers.back()));
     }
     return base_->wait(pointers.data(), count, timeout_ms);
   }
@@ -58,7 +57,7 @@ phx_status make_prefix_store(const char *operation, phx_store *base, const char 
   phx_status status = check_store(operation, base);
   if (status == PHX_OK) status = check_out(operation, out);
   if (status != PHX_OK) return status;
-  if (prefix == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the prefix is NULL", operation);
+  if (prefix == nullptr) return fail(PHX_ERR_INVALID, operation, "the prefix is NULL");
   if (*prefix != '\0') status = check_key(operation, prefix);  // "" is allowed: a view of the whole store
   if (status == PHX_OK) *out = new PrefixStore(base, prefix);
   return status;

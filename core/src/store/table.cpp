@@ -20,8 +20,7 @@ phx_status Table::add(const char *key, int64_t delta, int64_t *result) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto found = values_.find(name);
   int64_t sum = 0;
-  const phx_status status = add_to_counter(key, found == values_.end() ? nullptr : &found->second, delta, &sum);
-  if (status != PHX_OK) return status;
+  PHX_TRY(add_to_counter(key, found == values_.end() ? nullptr : &found->second, delta, &sum));
   values_[std::move(name)] = std::to_string(sum);
   version_.fetch_add(1, std::memory_order_release);
   changed_.notify_all();

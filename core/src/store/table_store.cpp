@@ -53,11 +53,10 @@ class TableStore final : public phx_store {
   phx_status check_process(const char *operation) const {
     if (!is_inherited()) return PHX_OK;
     return fail(PHX_ERR_UNSUPPORTED, operation,
-                server_ ? "%s: this TCP store is served by the process from which this one was forked; connect to it "
+                server_ ? "this TCP store is served by the process from which this one was forked; connect to it "
                           "with phx_store_tcp_connect"
-                        : "%s: this memory store belongs to the process from which this one was forked, and joins the "
-                          "threads of that process only; use a file or TCP store among processes",
-                operation);
+                        : "this memory store belongs to the process from which this one was forked, and joins the "
+                          "threads of that process only; use a file or TCP store among processes");
   }
 
   Table own_;

@@ -121,7 +121,7 @@ phx_status TcpClientStore::call(const char *operation, Request &request, const D
   if (status != PHX_OK) return status;  // what the connection holds now is unknown, so it is closed
   give_back(std::move(fd));
   if (reply->status == PHX_ERR_TIMEOUT) return fail_key_timeout(operation, request.key.c_str(), deadline);
-  return reply->status == PHX_OK ? PHX_OK : fail(reply->status, operation, "%s", reply->payload.c_str());
+  return reply->status == PHX_OK ? PHX_OK : fail_text(reply->status, operation, "%s", reply->payload.c_str());
 }
 
 phx_status TcpClientStore::exchange(const char *operation, int fd, const Request &request, const Deadline &deadline,
@@ -142,20 +142,19 @@ phx_status TcpClientStore::exchange(const char *operation, int fd, const Request
     wrong = decode(frame, reply);
   }
   if (wrong == nullptr) return PHX_OK;
-  return fail(PHX_ERR_INTERNAL, operation, "%s: the store at %s sent %s; are both sides of one version of phalanx?",
-              operation, endpoint_.text.c_str(), wrong);
+  return fail(PHX_ERR_INTERNAL, operation, "the store at %s sent %s; are both sides of one version of phalanx?",
+              endpoint_.text.c_str(), wrong);
 }
 
 phx_status TcpClientStore::broken(const char *operation, Transfer how, int error, const Deadline &deadline) const {
   if (how == Transfer::kTimedOut)
-    return fail(
-        PHX_ERR_TIMEOUT, operation,
-        "%s: %s: the store at %s did not answer; see whether the process that serves it is stopped or overloaded",
-        operation, timed_out(deadline.budget_ms()).c_str(), endpoint_.text.c_str());
+    return fail(PHX_ERR_TIMEOUT, operation,
+                "%s: the store at %s did not answer; see whether the process that serves it is stopped or overloaded",
+                timed_out(deadline.budget_ms()).c_str(), endpoint_.text.c_str());
   return fail(
       PHX_ERR_PEER_DEAD, operation,
-      "%s: the store at %s went away (%s); the process that serves it has ended or released it, and its keys are lost",
-      operation, endpoint_.text.c_str(), transfer_text(how, error).c_str());
+      "the store at %s went away (%s); the process that serves it has ended or released it, and its keys are lost",
+      endpoint_.text.c_str(), transfer_text(how, error).c_str());
 }
 
 // ---- connections
@@ -196,16 +195,15 @@ phx_status TcpClientStore::open(const char *operation, const Deadline &deadline,
     if (attempt == Attempt::kConnected) return PHX_OK;
     if (attempt == Attempt::kFinal) return last_error().status;
     if (attempt == Attempt::kRefused && !first)
-      return fail(
-          PHX_ERR_PEER_DEAD, operation,
-          "%s: the store at %s went away (%s); the process that serves it has ended or released it, and its keys "
-          "are lost",
-          operation, endpoint_.text.c_str(), why.c_str());
+      return fail(PHX_ERR_PEER_DEAD, operation,
+                  "the store at %s went away (%s); the process that serves it has ended or released it, and its keys "
+                  "are lost",
+                  endpoint_.text.c_str(), why.c_str());
     if (deadline.passed())
       return fail(PHX_ERR_TIMEOUT, operation,
-                  "%s: %s: could not reach a store at %s (last: %s); see whether the rank that serves it is running, "
+                  "%s: could not reach a store at %s (last: %s); see whether the rank that serves it is running, "
                   "and whether address and port are right",
-                  operation, timed_out(deadline.budget_ms()).c_str(), endpoint_.text.c_str(), why.c_str());
+                  timed_out(deadline.budget_ms()).c_str(), endpoint_.text.c_str(), why.c_str());
     backoff.pause(deadline);
   }
 }
@@ -218,7 +216,7 @@ Attempt TcpClientStore::try_open(const char *operation, const Deadline &deadline
   if (how != Transfer::kDone) {
     *why = transfer_text(how, error);
     if (how == Transfer::kFailed && (error == EMFILE || error == ENFILE || error == EACCES || error == EPERM)) {
-      fail_errno(error, operation, "%s: could not make a connection to %s", operation, endpoint_.text.c_str());
+      fail_errno(error, operation, "could not make a connection to %s", endpoint_.text.c_str());
       return Attempt::kFinal;
     }
     return error == ECONNREFUSED ? Attempt::kRefused : Attempt::kRetry;
@@ -234,15 +232,14 @@ Attempt TcpClientStore::shake_hands(const char *operation, int fd, const Deadlin
   Transfer how = receive_all(fd, &bytes[0], bytes.size(), deadline, &error);
   Greeting greeting;
   if (how == Transfer::kDone && !decode(bytes, &greeting)) {
-    fail(PHX_ERR_INVALID, operation, "%s: the server at %s is not a store of this version of phalanx; check the port",
-         operation, endpoint_.text.c_str());
+    fail(PHX_ERR_INVALID, operation, "the server at %s is not a store of this version of phalanx; check the port",
+         endpoint_.text.c_str());
     return Attempt::kFinal;
   }
   Answer answer;
   if (!make_nonce(&answer.nonce)) {
     fail_errno(errno, operation,
-               "%s: neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?",
-               operation);
+               "neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?");
     return Attempt::kFinal;
   }
   if (how == Transfer::kDone) {
@@ -259,7 +256,7 @@ Attempt TcpClientStore::shake_hands(const char *operation, int fd, const Deadlin
   const Verdict verdict = decode_verdict(bytes);
   const Digest expected = make_proof(Side::kServer, token_, greeting, answer.nonce);
   if (!verdict.accepted || !equal_in_constant_time(verdict.proof, expected)) {
-    fail(PHX_ERR_PERMISSION, operation, "%s: %s; give the token with which the store at %s is served", operation,
+    fail(PHX_ERR_PERMISSION, operation, "%s; give the token with which the store at %s is served",
          verdict.accepted ? "the server does not know this token, so it is not trusted"
                           : "the server refused this token",
          endpoint_.text.c_str());
@@ -275,8 +272,8 @@ Attempt TcpClientStore::check_server(const char *operation, const Nonce &server_
   met_ = true;
   if (server_id == server_id_) return Attempt::kConnected;
   fail(PHX_ERR_PEER_DEAD, operation,
-       "%s: the store at %s went away, and another one is served at its address; its keys are lost: connect again",
-       operation, endpoint_.text.c_str());
+       "the store at %s went away, and another one is served at its address; its keys are lost: connect again",
+       endpoint_.text.c_str());
   return Attempt::kFinal;
 }
 
@@ -288,8 +285,7 @@ phx_status make_tcp_client(const char *operation, const char *address, uint16_t 
   if (status == PHX_OK) status = check_token(operation, token, token_size);
   if (status == PHX_OK) status = check_timeout(operation, &timeout_ms);
   if (status == PHX_OK && port == 0)
-    status = fail(PHX_ERR_INVALID, operation, "%s: the port is 0; give the one that phx_store_tcp_serve returned",
-                  operation);
+    status = fail(PHX_ERR_INVALID, operation, "the port is 0; give the one that phx_store_tcp_serve returned");
   Endpoint endpoint;
   if (status == PHX_OK) status = parse_endpoint(operation, address, port, &endpoint);
   if (status != PHX_OK) return status;

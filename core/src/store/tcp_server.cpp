@@ -19,9 +19,8 @@ phx_status TcpServer::start(const char *operation, const Endpoint &endpoint, std
                             std::unique_ptr<TcpServer> *out) {
   std::unique_ptr<TcpServer> server(new TcpServer(endpoint, std::move(token), limits));
   if (!make_nonce(&server->server_id_))
-    return fail_errno(
-        errno, operation,
-        "%s: neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?", operation);
+    return fail_errno(errno, operation,
+                      "neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?");
   Fd listener;
   phx_status status = listen_on(operation, &server->endpoint_, &listener);
   if (status == PHX_OK)

@@ -82,15 +82,14 @@ void Endpoint::set_port(uint16_t port) {
 }
 
 phx_status parse_endpoint(const char *operation, const char *address, uint16_t port, Endpoint *out) {
-  if (address == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the address is NULL", operation);
+  if (address == nullptr) return fail(PHX_ERR_INVALID, operation, "the address is NULL");
   Endpoint endpoint;
   std::memset(&endpoint.address, 0, sizeof endpoint.address);
   if (!parse_ipv4(address, &endpoint) && !parse_ipv6(address, &endpoint))
-    return fail(
-        PHX_ERR_INVALID, operation,
-        "%s: '%.64s' is neither an IPv4 nor an IPv6 address; names are not looked up: give for example 127.0.0.1 "
-        "or ::1",
-        operation, address);
+    return fail(PHX_ERR_INVALID, operation,
+                "'%.64s' is neither an IPv4 nor an IPv6 address; names are not looked up: give for example 127.0.0.1 "
+                "or ::1",
+                address);
   endpoint.set_port(port);
   write_text(address, &endpoint);
   *out = endpoint;
@@ -99,8 +98,7 @@ phx_status parse_endpoint(const char *operation, const char *address, uint16_t p
 
 phx_status listen_on(const char *operation, Endpoint *endpoint, Fd *out) {
   Fd fd(socket(endpoint->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid())
-    return fail_errno(errno, operation, "%s: could not make a socket for %s", operation, endpoint->text.c_str());
+  if (!fd.valid()) return fail_errno(errno, operation, "could not make a socket for %s", endpoint->text.c_str());
   const int on = 1;
   // Connections of a server that has just ended must not keep its port from the next one.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -108,15 +106,14 @@ phx_status listen_on(const char *operation, Endpoint *endpoint, Fd *out) {
   if (endpoint->address.ss_family == AF_INET6) setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof on);
   auto *address = reinterpret_cast<sockaddr *>(&endpoint->address);
   if (bind(fd.get(), address, endpoint->length) != 0)
-    return fail_errno(errno, operation,
-                      "%s: could not bind to %s; give an address of this host and a free port, or port 0", operation,
+    return fail_errno(errno, operation, "could not bind to %s; give an address of this host and a free port, or port 0",
                       endpoint->text.c_str());
   if (listen(fd.get(), SOMAXCONN) != 0)
-    return fail_errno(errno, operation, "%s: could not listen on %s", operation, endpoint->text.c_str());
+    return fail_errno(errno, operation, "could not listen on %s", endpoint->text.c_str());
   sockaddr_storage bound{};
   socklen_t length = sizeof bound;
   if (getsockname(fd.get(), reinterpret_cast<sockaddr *>(&bound), &length) != 0)
-    return fail_errno(errno, operation, "%s: could not learn the port of %s", operation, endpoint->text.c_str());
+    return fail_errno(errno, operation, "could not learn the port of %s", endpoint->text.c_str());
   endpoint->address = bound;
   endpoint->text.resize(endpoint->text.rfind(':') + 1);
   endpoint->text += std::to_string(endpoint->port());

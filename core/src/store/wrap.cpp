@@ -36,7 +36,7 @@ class WrapStore final : public phx_store {
   phx_status remove(const char *key) override {
     if (ops_.remove == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, "store_remove",
-                  "store_remove: the caller's store has no remove function, so key '%.128s' stays", key);
+                  "the caller's store has no remove function, so key '%.128s' stays", key);
     return judge("store_remove", key, ops_.remove(self_, key));
   }
   phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
@@ -55,20 +55,19 @@ class WrapStore final : public phx_store {
     if (status == PHX_OK) return PHX_OK;
     if (status == PHX_ERR_NOT_FOUND) return fail_key_missing(operation, key);
     if (status > 0)
-      return fail(PHX_ERR_INVALID, operation,
-                  "%s of key '%.128s': the caller's store returned %d, which is neither PHX_OK nor an error", operation,
-                  key, status);
-    return fail(status, operation, "%s of key '%.128s': the caller's store failed with %s (%d)", operation, key,
-                phx_status_name(status), status);
+      return fail_text(PHX_ERR_INVALID, operation,
+                       "%s of key '%.128s': the caller's store returned %d, which is neither PHX_OK nor an error",
+                       operation, key, status);
+    return fail_text(status, operation, "%s of key '%.128s': the caller's store failed with %s (%d)", operation, key,
+                     phx_status_name(status), status);
   }
 
   static phx_status judge_wait(const char *const *keys, size_t count, int64_t timeout_ms, phx_status status) {
     if (status != PHX_ERR_TIMEOUT) return judge("store_wait", keys[0], status);
-    return fail(
-        PHX_ERR_TIMEOUT, "store_wait",
-        "store_wait: %s: not all of %zu keys ('%.128s' is the first) were set; see whether the ranks that set them are "
-        "running, or give a longer timeout",
-        timed_out(timeout_ms).c_str(), count, keys[0]);
+    return fail(PHX_ERR_TIMEOUT, "store_wait",
+                "%s: not all of %zu keys ('%.128s' is the first) were set; see whether the ranks that set them are "
+                "running, or give a longer timeout",
+                timed_out(timeout_ms).c_str(), count, keys[0]);
   }
 
   // Asks again with a larger buffer as long as the value does not fit. value may be NULL.
@@ -85,8 +84,8 @@ class WrapStore final : public phx_store {
       }
       if (size > kMaxStoreValue)
         return fail(PHX_ERR_INVALID, operation,
-                    "%s: the caller's store says that the value of key '%.128s' has %zu bytes; at most %zu are taken",
-                    operation, key, size, kMaxStoreValue);
+                    "the caller's store says that the value of key '%.128s' has %zu bytes; at most %zu are taken", key,
+                    size, kMaxStoreValue);
       buffer.assign(size, '\0');
     }
   }
@@ -97,24 +96,22 @@ class WrapStore final : public phx_store {
 
 // Copies as much of the caller's table as its version has; the rest stays NULL.
 phx_status copy_ops(const char *operation, const phx_store_ops *ops, phx_store_ops *copy) {
-  if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "%s: the table of functions is NULL", operation);
-  if (const phx_status status = read_in(ops, copy, operation); status != PHX_OK) return status;
+  if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "the table of functions is NULL");
+  PHX_TRY(read_in(ops, copy, operation));
   const uint32_t size = ops->struct_size;
   constexpr size_t required = offsetof(phx_store_ops, wait);
   if (size < required)
     return fail(PHX_ERR_ABI, operation,
-                "%s: struct_size is %u, but at least %zu is needed; set it to sizeof(phx_store_ops) before the call",
-                operation, size, required);
+                "struct_size is %u, but at least %zu is needed; set it to sizeof(phx_store_ops) before the call", size,
+                required);
   if (copy->flags != 0)
-    return fail(PHX_ERR_INVALID, operation, "%s: flags is %u; this version knows none, so it must be 0", operation,
-                copy->flags);
+    return fail(PHX_ERR_INVALID, operation, "flags is %u; this version knows none, so it must be 0", copy->flags);
   const char *missing = copy->set == nullptr   ? "set"
                         : copy->get == nullptr ? "get"
                         : copy->add == nullptr ? "add"
                                                : nullptr;
   if (missing != nullptr)
-    return fail(PHX_ERR_INVALID, operation, "%s: the function '%s' is NULL; set, get and add are required", operation,
-                missing);
+    return fail(PHX_ERR_INVALID, operation, "the function '%s' is NULL; set, get and add are required", missing);
   return PHX_OK;
 }
 

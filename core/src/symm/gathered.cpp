@@ -19,8 +19,7 @@ constexpr size_t kIdle = 8;  // how many unused ranges stay mapped
 phx_status make(const char *operation, void *const *blocks, size_t count, size_t offset, size_t bytes, char **out) {
   const size_t all = bytes * count;
   void *const base = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED)
-    return fail_errno(errno, operation, "%s: could not reserve %zu bytes of addresses", operation, all);
+  if (base == MAP_FAILED) return fail_errno(errno, operation, "could not reserve %zu bytes of addresses", all);
   char *const range = static_cast<char *>(base);
   for (size_t i = 0; i < count; ++i) {
     // With an old size of 0, mremap maps shared pages a second time and leaves the first mapping, without a descriptor.
@@ -30,9 +29,8 @@ phx_status make(const char *operation, void *const *blocks, size_t count, size_t
     munmap(range, all);
     if (error == EINVAL)  // the pages are not shared
       return fail(PHX_ERR_UNSUPPORTED, operation,
-                  "%s: the allocator of this memory cannot map it a second time; use Phalanx's own allocator",
-                  operation);
-    return fail_errno(error, operation, "%s: could not map %zu bytes of a block a second time", operation, bytes);
+                  "the allocator of this memory cannot map it a second time; use Phalanx's own allocator");
+    return fail_errno(error, operation, "could not map %zu bytes of a block a second time", bytes);
   }
   madvise(range, all, MADV_POPULATE_WRITE);  // best effort: fills the page tables of pages that exist already
   *out = range;
@@ -71,8 +69,7 @@ phx_status GatheredRanges::unmap(const char *operation, const void *pointer) {
                                  [=](const Range &range) { return range.base == pointer && range.users != 0; });
   if (used == ranges_.end())
     return fail(PHX_ERR_NOT_FOUND, operation,
-                "%s: %p was not returned by phx_symm_map_gathered on this handle, or was already unmapped", operation,
-                pointer);
+                "%p was not returned by phx_symm_map_gathered on this handle, or was already unmapped", pointer);
   if (--used->users == 0) leave_idle(kIdle);
   return PHX_OK;
 }

@@ -38,8 +38,7 @@ phx_status Pads::take(const char *operation, uint64_t number, Location *place, P
     pad->begin = pad->segment->bytes();
   } else {
     const Pad reused = at(self_, free_.back());
-    const phx_status status = populate(operation, reused.begin, pad_bytes_);
-    if (status != PHX_OK) return status;
+    PHX_TRY(populate(operation, reused.begin, pad_bytes_));
     *place = free_.back();
     *pad = reused;
     free_.pop_back();
@@ -58,8 +57,8 @@ phx_status Pads::find(const char *operation, int i, const Location &place, int f
   const bool possible = place.made == 0 ? place.segment < known && place.index < kInSegment
                                         : place.segment == known && place.index == 0 && place.made == kInSegment;
   if (!possible)
-    return fail(PHX_ERR_ABI, operation, "%s: it announced pad %u of segment %u, which does not exist", operation,
-                place.index, place.segment);
+    return fail(PHX_ERR_ABI, operation, "it announced pad %u of segment %u, which does not exist", place.index,
+                place.segment);
   if (place.made == 0) {
     *out = at(i, place);
     return PHX_OK;

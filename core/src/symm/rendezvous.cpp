@@ -138,8 +138,7 @@ struct Rendezvous {
   }
 
   phx_status exchange(const std::vector<int> &fds, const Deadline &deadline, std::vector<Parcel> *parcels) {
-    const phx_status status = group.exchange_all(kRendezvous, mine, deadline, &all, fds, parcels);
-    if (status != PHX_OK) return status;
+    PHX_TRY(group.exchange_all(kRendezvous, mine, deadline, &all, fds, parcels));
     for (int i = 0; i < group.size(); ++i) {
       if (i == symm.group_rank()) continue;
       const size_t count = (*parcels)[static_cast<size_t>(i)].fds.size();

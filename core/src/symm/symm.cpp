@@ -120,12 +120,12 @@ SharedWord &Symm::barrier_word(int of, uint32_t channel) const {
 
 phx_status Symm::check(const char *operation, int group_rank, uint32_t channel) const {
   if (group_rank < 0 || group_rank >= size())
-    return fail(PHX_ERR_INVALID, operation, "%s: group_rank is %d, but the group has %d ranks, numbered from 0",
-                operation, group_rank, size());
+    return fail(PHX_ERR_INVALID, operation, "group_rank is %d, but the group has %d ranks, numbered from 0", group_rank,
+                size());
   if (channel >= channels_)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: channel is %u, but this allocation has channels 0 to %u; raise phx_world_params.signal_channels",
-                operation, channel, channels_ - 1);
+                "channel is %u, but this allocation has channels 0 to %u; raise phx_world_params.signal_channels",
+                channel, channels_ - 1);
   return PHX_OK;
 }
 
@@ -133,16 +133,15 @@ phx_status Symm::raise(WaitResult result, const char *operation, uint32_t channe
                        int64_t timeout_ms) const {
   if (result == WaitResult::kInterrupted) return group_->raise_revoked(operation);
   if (interrupt_requested()) return group_->raise_interrupted(operation);
-  return fail(PHX_ERR_TIMEOUT, operation,
-              "%s on group '%s', channel %u: %s: rank %d still waits for %s. The call may be tried again. %s",
-              operation, group_->name().c_str(), channel, group_->timed_out(timeout_ms).c_str(), group_->self_rank(),
-              group_->describe(group_rank).c_str(), group_->advice(group_rank).c_str())
+  return fail_text(PHX_ERR_TIMEOUT, operation,
+                   "%s on group '%s', channel %u: %s: rank %d still waits for %s. The call may be tried again. %s",
+                   operation, group_->name().c_str(), channel, group_->timed_out(timeout_ms).c_str(),
+                   group_->self_rank(), group_->describe(group_rank).c_str(), group_->advice(group_rank).c_str())
       .peer(group_->rank_of(group_rank));
 }
 
 phx_status Symm::put_signal(int group_rank, uint32_t channel, const char *operation) {
-  const phx_status status = check(operation, group_rank, channel);
-  if (status != PHX_OK) return status;
+  PHX_TRY(check(operation, group_rank, channel));
   if (group_->interruption(group_rank).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);
   SharedWord &word = signal_word(group_rank, channel, self_);
   // One rank writes the word, but perhaps several of its threads. seq_cst: release for the data, and see
@@ -158,8 +157,7 @@ uint32_t Symm::signals(int group_rank, uint32_t channel) const {
 }
 
 phx_status Symm::wait_signal(int group_rank, uint32_t channel, int64_t timeout_ms, const char *operation) {
-  const phx_status status = check(operation, group_rank, channel);
-  if (status != PHX_OK) return status;
+  PHX_TRY(check(operation, group_rank, channel));
   // The state of the group is not checked first: a signal that has arrived can be consumed, whatever happened since.
   SharedWord &consumed = consumed_[static_cast<size_t>(channel) * size() + group_rank];
   LazyDeadline deadline(timeout_ms, &group_->world().progress());
@@ -190,8 +188,7 @@ int Symm::first_late(uint32_t channel, int otherwise) const {
 
 phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   const char *operation = "symm_barrier";
-  const phx_status status = check(operation, self_, channel);
-  if (status != PHX_OK) return status;
+  PHX_TRY(check(operation, self_, channel));
   // A failure of the group interrupts the waits for every rank, this one included. A peer that has left does not count
   // here: it may have arrived at this barrier before.
   if (group_->interruption(self_).load(std::memory_order_acquire) != 0) return group_->raise_revoked(operation);

@@ -42,9 +42,9 @@ AllocatorRef AllocatorRegistry::get(int32_t device_type, const char *operation) 
     why = std::string(" (") + on_demand->second.device_name + ") here: " + why;
   }
   fail(PHX_ERR_UNSUPPORTED, operation,
-       "%s: SymmetricMemory does not support device type %d%s; register an allocator for it (phx_allocator_register) "
+       "SymmetricMemory does not support device type %d%s; register an allocator for it (phx_allocator_register) "
        "or use CPU memory (device type 1)",
-       operation, device_type, why.c_str());
+       device_type, why.c_str());
   return nullptr;
 }
 

@@ -11,13 +11,11 @@ namespace phx {
 phx_status BlockTable::make(AllocatorRef allocator, const phx_device &device, size_t size, const char *operation,
                             BlockRef *out) {
   if (size > static_cast<size_t>(std::numeric_limits<int64_t>::max()))
-    return fail(PHX_ERR_INVALID, operation, "%s: size is %zu bytes, which is more than an allocation may have",
-                operation, size);
+    return fail(PHX_ERR_INVALID, operation, "size is %zu bytes, which is more than an allocation may have", size);
   BlockRef block(new (std::nothrow) Block);
-  if (!block) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+  if (!block) return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
   void *base = nullptr;
-  const phx_status status = allocator->ops().alloc(allocator->self(), &device, size, &base, &block->cookie);
-  if (status != PHX_OK) return status;
+  PHX_TRY(allocator->ops().alloc(allocator->self(), &device, size, &base, &block->cookie));
   block->allocator = std::move(allocator);
   block->device = device;
   block->base = base;
@@ -29,8 +27,7 @@ phx_status BlockTable::make(AllocatorRef allocator, const phx_device &device, si
 
 phx_status BlockTable::alloc(AllocatorRef allocator, const phx_device &device, size_t size, void **out) {
   BlockRef block;
-  const phx_status status = make(std::move(allocator), device, size, "mem_alloc", &block);
-  if (status != PHX_OK) return status;
+  PHX_TRY(make(std::move(allocator), device, size, "mem_alloc", &block));
   std::lock_guard<std::mutex> lock(mutex_);
   block->serial = next_serial_++;
   *out = block->base;
@@ -70,12 +67,13 @@ phx_status BlockTable::alloc_persistent(AllocatorRef allocator, const phx_device
 phx_status BlockTable::reuse(Block &block, size_t size, const char *operation, void **out) {
   const unsigned long long id = block.alloc_id;
   if (block.live())
-    return fail(PHX_ERR_IN_USE, operation,
-                "can not allocate with alloc_id == %llu because a previous allocation with the same alloc_id is still "
-                "active. Let its tensors (views count) die first, or use another alloc_id.",
-                id);
+    return fail_text(
+        PHX_ERR_IN_USE, operation,
+        "can not allocate with alloc_id == %llu because a previous allocation with the same alloc_id is still "
+        "active. Let its tensors (views count) die first, or use another alloc_id.",
+        id);
   if (block.size != size)
-    return fail(
+    return fail_text(
         PHX_ERR_MISMATCH, operation,
         "alloc_id %llu was allocated with %zu bytes and is now asked for with %zu. A persistent allocation keeps "
         "its size: use another alloc_id, or drop this one first.",
@@ -90,7 +88,7 @@ phx_status BlockTable::adopt(AllocatorRef allocator, const phx_device &device, v
   BlockRef block(new (std::nothrow) Block);
   if (!block) {
     allocator->ops().unmap(allocator->self(), base, cookie);
-    return fail(PHX_ERR_NO_MEMORY, "mem_import_fabric", "mem_import_fabric: out of memory");
+    return fail(PHX_ERR_NO_MEMORY, "mem_import_fabric", "out of memory");
   }
   block->allocator = std::move(allocator);
   block->device = device;
@@ -123,7 +121,7 @@ phx_status BlockTable::retain(const void *pointer) {
   const BlockRef block = find_locked(pointer);
   if (!block || !block->live())
     return fail(PHX_ERR_NOT_FOUND, "mem_retain",
-                "mem_retain: %p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
+                "%p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
   ++block->references;
   return PHX_OK;
 }
@@ -133,7 +131,7 @@ phx_status BlockTable::free(const void *pointer, BlockRef *gone) {
   const BlockRef block = find_locked(pointer);
   if (!block || !block->live())
     return fail(PHX_ERR_NOT_FOUND, "mem_free",
-                "mem_free: %p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
+                "%p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
   if (--block->references > 0 || block->persistent) return PHX_OK;
   by_address_.erase(reinterpret_cast<uintptr_t>(block->base));
   *gone = block;
@@ -145,10 +143,9 @@ phx_status BlockTable::drop(const phx_device &device, const std::string &scope, 
   std::lock_guard<std::mutex> lock(mutex_);
   auto found = persistent_.find(PersistentKey{device.type, device.index, scope, alloc_id});
   if (found == persistent_.end() || !found->second)
-    return fail(PHX_ERR_NOT_FOUND, "mem_drop", "mem_drop: there is no persistent allocation with alloc_id %llu", id);
+    return fail(PHX_ERR_NOT_FOUND, "mem_drop", "there is no persistent allocation with alloc_id %llu", id);
   if (found->second->live())
-    return fail(PHX_ERR_IN_USE, "mem_drop",
-                "mem_drop: the allocation with alloc_id %llu is still active; free it first", id);
+    return fail(PHX_ERR_IN_USE, "mem_drop", "the allocation with alloc_id %llu is still active; free it first", id);
   *gone = found->second;
   by_address_.erase(reinterpret_cast<uintptr_t>((*gone)->base));
   persistent_.erase(found);
@@ -159,8 +156,8 @@ phx_status BlockTable::info(const void *pointer, phx_mem_info *out) const {
   std::lock_guard<std::mutex> lock(mutex_);
   const BlockRef block = find_locked(pointer);
   if (!block)
-    return fail(PHX_ERR_NOT_FOUND, "mem_find",
-                "mem_find: %p is not in memory that phx_mem_alloc allocated in this world", pointer);
+    return fail(PHX_ERR_NOT_FOUND, "mem_find", "%p is not in memory that phx_mem_alloc allocated in this world",
+                pointer);
   phx_mem_info info{};
   info.struct_size = sizeof info;
   info.live = block->live() ? 1 : 0;

@@ -51,7 +51,7 @@ class CarrierSlot {
         if (ops == nullptr) return last_error().status;
         carrier_ = std::make_shared<Carrier>(*ops, nullptr);
       }
-      if (const phx_status status = open(carrier_, &endpoint_); status != PHX_OK) return status;
+      PHX_TRY(open(carrier_, &endpoint_));
     }
     use(endpoint_);
     return PHX_OK;

@@ -67,7 +67,7 @@ HostAddress address_of_interface(const Interfaces &list, const std::string &name
 
 phx_status choose_interface(const char *operation, const char *variable, const std::string &names, HostAddress *out) {
   ifaddrs *list = nullptr;
-  if (getifaddrs(&list) != 0) return fail_errno(errno, operation, "%s: could not list the interfaces", operation);
+  if (getifaddrs(&list) != 0) return fail_errno(errno, operation, "could not list the interfaces");
   const Interfaces interfaces(list);
   for (size_t begin = 0; begin <= names.size();) {
     const size_t end = std::min(names.find(',', begin), names.size());
@@ -84,9 +84,8 @@ phx_status choose_interface(const char *operation, const char *variable, const s
       existing += (existing.empty() ? "" : ", ") + std::string(entry->if_name);
     if_freenameindex(all);
   }
-  return fail(PHX_ERR_INVALID, operation,
-              "%s: %s is '%s', but there is no such interface with an address; there are: %s", operation, variable,
-              names.c_str(), existing.c_str());
+  return fail(PHX_ERR_INVALID, operation, "%s is '%s', but there is no such interface with an address; there are: %s",
+              variable, names.c_str(), existing.c_str());
 }
 
 // This host's own address on the way to another one. Family 0 if there is no way, or it is not known.

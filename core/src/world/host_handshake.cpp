@@ -88,8 +88,7 @@ HostDial::Step HostDial::begin() {
   phase_ = Phase::kConnecting;
   input_.clear();
   socket_ = Fd(::socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket_.valid())
-    return give_up(fail_errno(errno, "group_create", "group_create: could not make a socket").peer(peer_.rank));
+  if (!socket_.valid()) return give_up(fail_errno(errno, "group_create", "could not make a socket").peer(peer_.rank));
   if (connect(socket_.get(), reinterpret_cast<const sockaddr *>(&endpoint.address), endpoint.length) == 0 ||
       errno == EINPROGRESS || errno == EINTR)
     return Step::kWaits;
@@ -117,7 +116,7 @@ HostDial::Step HostDial::advance() {
     const store::Digest expected = make_host_proof(HostSide::kListener, peer_.token, hello_, challenge.nonce);
     if (!store::equal_in_constant_time(challenge.proof, expected))
       return give_up(fail(PHX_ERR_PERMISSION, "group_create",
-                          "group_create: what answers at %s does not prove that it is rank %d (pid %d, on host %s); "
+                          "what answers at %s does not prove that it is rank %d (pid %d, on host %s); "
                           "another program "
                           "listens there, or the record in the store is stale",
                           text_of(peer_.address).c_str(), peer_.rank, peer_.pid, peer_.hostname)
@@ -131,8 +130,8 @@ HostDial::Step HostDial::advance() {
   if (step != Step::kDone) return step;
   if (welcome.magic == kWireMagic && welcome.from == peer_.uuid) return Step::kDone;
   return give_up(fail(PHX_ERR_PERMISSION, "group_create",
-                      "group_create: rank %d (pid %d, on host %s) sent a malformed handshake; refused", peer_.rank,
-                      peer_.pid, peer_.hostname)
+                      "rank %d (pid %d, on host %s) sent a malformed handshake; refused", peer_.rank, peer_.pid,
+                      peer_.hostname)
                      .peer(peer_.rank));
 }
 
@@ -146,9 +145,9 @@ HostDial::Step HostDial::connected() {
   hello_.pid = self_.pid;
   std::memcpy(hello_.hostname, self_.hostname, sizeof hello_.hostname);
   if (!fill_random(hello_.nonce, sizeof hello_.nonce))
-    return give_up(fail_errno(
-        errno, "group_create",
-        "group_create: neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?"));
+    return give_up(
+        fail_errno(errno, "group_create",
+                   "neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?"));
   if (!send_record(socket_.get(), &hello_, sizeof hello_)) return lost(errno);
   phase_ = Phase::kGreeted;
   return Step::kWaits;
@@ -170,7 +169,7 @@ HostDial::Step HostDial::lost(int error) {
   const std::string address = text_of(peer_.address);
   if (error == ECONNREFUSED)
     return give_up(fail(PHX_ERR_PEER_DEAD, "group_create",
-                        "group_create: rank %d (pid %d, on host %s) died, or its world was finalized: nothing listens "
+                        "rank %d (pid %d, on host %s) died, or its world was finalized: nothing listens "
                         "at %s any more",
                         peer_.rank, peer_.pid, peer_.hostname, address.c_str())
                        .peer(peer_.rank));
@@ -179,13 +178,13 @@ HostDial::Step HostDial::lost(int error) {
   if (error == 0 || error == ECONNRESET || error == EPIPE || error == ETIMEDOUT) {
     if (++losses_ < kMostLosses) return pause(address + " closed the connection during the handshake");
     return give_up(fail(PHX_ERR_PERMISSION, "group_create",
-                        "group_create: rank %d (pid %d, on host %s) refused the handshake %d times at %s; another "
+                        "rank %d (pid %d, on host %s) refused the handshake %d times at %s; another "
                         "program listens there, or the record in the store is stale",
                         peer_.rank, peer_.pid, peer_.hostname, losses_, address.c_str())
                        .peer(peer_.rank));
   }
   return give_up(fail_errno(error, "group_create",
-                            "group_create: could not connect to rank %d (pid %d, on host %s) at %s; see whether the "
+                            "could not connect to rank %d (pid %d, on host %s) at %s; see whether the "
                             "hosts reach each other there, or name another interface in PHALANX_SOCKET_IFNAME on that "
                             "host",
                             peer_.rank, peer_.pid, peer_.hostname, address.c_str())

@@ -26,7 +26,7 @@ socklen_t abstract_address(const std::string &name, sockaddr_un *address) {
 }
 
 phx_status refused(const PeerRecord &record, const char *why) {
-  return fail(PHX_ERR_PERMISSION, "group_create", "group_create: rank %d (pid %d) %s", record.rank, record.pid, why)
+  return fail(PHX_ERR_PERMISSION, "group_create", "rank %d (pid %d) %s", record.rank, record.pid, why)
       .peer(record.rank);
 }
 
@@ -40,7 +40,7 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
   const socklen_t length = abstract_address(socket_name(record.uuid), &address);
   for (Backoff backoff(200, 200);; backoff.pause(deadline)) {
     Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd.valid()) return fail_errno(errno, "group_create", "group_create: could not make a socket");
+    if (!fd.valid()) return fail_errno(errno, "group_create", "could not make a socket");
     if (connect(fd.get(), reinterpret_cast<sockaddr *>(&address), length) == 0) {
       *out = std::move(fd);
       return PHX_OK;
@@ -48,8 +48,8 @@ phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, 
     const int error = errno;  // EAGAIN: its queue of connections is full, and the kernel offers nothing to wait on
     if (error == ECONNREFUSED && is_ending(record)) return died(record);
     if (error != EAGAIN && error != EINTR)
-      return fail_errno(error, "group_create", "group_create: rank %d (pid %d, %s) does not accept connections",
-                        record.rank, record.pid, process_state(record.pid))
+      return fail_errno(error, "group_create", "rank %d (pid %d, %s) does not accept connections", record.rank,
+                        record.pid, process_state(record.pid))
           .peer(record.rank);
     if (deadline.passed()) return PHX_ERR_TIMEOUT;
   }
@@ -98,11 +98,11 @@ void Link::close() {
 
 phx_status listen_abstract(const std::string &name, Fd *out) {
   Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return fail_errno(errno, "world_create", "world_create: could not make a socket");
+  if (!fd.valid()) return fail_errno(errno, "world_create", "could not make a socket");
   sockaddr_un address;
   const socklen_t length = abstract_address(name, &address);
   if (bind(fd.get(), reinterpret_cast<sockaddr *>(&address), length) != 0 || listen(fd.get(), 128) != 0)
-    return fail_errno(errno, "world_create", "world_create: could not listen on the abstract socket %s", name.c_str());
+    return fail_errno(errno, "world_create", "could not listen on the abstract socket %s", name.c_str());
   *out = std::move(fd);
   return PHX_OK;
 }
@@ -117,14 +117,12 @@ bool peer_credentials(int socket, uint32_t *uid, int32_t *pid) {
 }
 
 phx_status died(const PeerRecord &record) {
-  return fail(PHX_ERR_PEER_DEAD, "group_create", "group_create: rank %d (pid %d) died", record.rank, record.pid)
-      .peer(record.rank);
+  return fail(PHX_ERR_PEER_DEAD, "group_create", "rank %d (pid %d) died", record.rank, record.pid).peer(record.rank);
 }
 
 phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out) {
   Fd fd;
-  const phx_status status = connect_abstract(record, deadline, &fd);
-  if (status != PHX_OK) return status;
+  PHX_TRY(connect_abstract(record, deadline, &fd));
   uint32_t uid = 0;
   int32_t pid = 0;
   // Any process may bind a free abstract name, so the user that answers is checked before anything is sent.
@@ -274,14 +272,14 @@ Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, 
 
 phx_status send_failed(const Link &link, int error) {
   if (link.remote && is_lost(error))
-    return fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) %s", link.rank, link.pid, link.process_state_text(),
-                why_lost(link).c_str())
+    return fail_text(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) %s", link.rank, link.pid,
+                     link.process_state_text(), why_lost(link).c_str())
         .peer(link.rank);
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN)
-    return fail(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid,
-                link.process_state_text())
+    return fail_text(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid,
+                     link.process_state_text())
         .peer(link.rank);
-  return fail_errno(error, "send", "could not send to rank %d (pid %d)", link.rank, link.pid).peer(link.rank);
+  return fail_errno(error, "send", "could not reach rank %d (pid %d)", link.rank, link.pid).peer(link.rank);
 }
 
 void await_room(Link &link, Sent seen, const Deadline &deadline) {

@@ -18,10 +18,10 @@ struct Entry {
 phx_status allocate(void *, const phx_device *device, size_t size, void **pointer, uint64_t *cookie) {
   const char *operation = "mem_alloc";
   if (device->index != 0)
-    return fail(PHX_ERR_INVALID, operation, "%s: CPU memory has device index 0, not %d", operation, device->index);
+    return fail(PHX_ERR_INVALID, operation, "CPU memory has device index 0, not %d", device->index);
   const size_t span = round_up(size == 0 ? 1 : size, page_bytes());
   std::unique_ptr<Entry> entry(new (std::nothrow) Entry);
-  if (!entry) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+  if (!entry) return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
   phx_status status = create_segment(operation, "phalanx", span, &entry->fd);
   if (status != PHX_OK) return status;
   status = map_segment(operation, entry->fd.get(), span, span, &entry->mapping);
@@ -49,7 +49,7 @@ phx_status import_memory(void *, const phx_device *, const void *, size_t, int32
   phx_status status = verify_segment(operation, fd, span);
   if (status != PHX_OK) return status;
   std::unique_ptr<Entry> entry(new (std::nothrow) Entry);
-  if (!entry) return fail(PHX_ERR_NO_MEMORY, operation, "%s: out of memory", operation);
+  if (!entry) return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
   status = map_segment(operation, fd, span, span, &entry->mapping);
   if (status != PHX_OK) return status;
   *pointer = entry->mapping->base;

@@ -28,7 +28,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   Uuid names[2];
   if (!fill_random(names, sizeof names))
     return fail_errno(errno, "world_create",
-                      "world_create: neither getrandom(2) nor /dev/urandom gives random bytes; see whether a seccomp "
+                      "neither getrandom(2) nor /dev/urandom gives random bytes; see whether a seccomp "
                       "profile or a container refuses them");
   std::memcpy(record.magic, kPeerMagic, sizeof record.magic);
   record.build = this_build();
@@ -58,8 +58,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   World *const self = world.get();  // which outlives its monitor's thread
   self->monitor_.set_chore([self] { return self->progress_.step(); });
   self->progress_.set_attendant([self] { self->monitor_.begin_chore(); }, (params.flags & PHX_WORLD_PROGRESS) != 0);
-  const phx_status status = world->monitor_.start();
-  if (status != PHX_OK) return status;
+  PHX_TRY(world->monitor_.start());
   *out = std::move(world);
   return PHX_OK;
 }
@@ -69,12 +68,11 @@ World::~World() { finalize(); }
 phx_status World::refuse_to_wait(const char *operation, int64_t timeout_ms) const {
   if (timeout_ms < 0)
     return fail(PHX_ERR_INVALID, operation,
-                "%s: timeout_ms is %lld; it must be positive, or 0 for the default of the world", operation,
+                "timeout_ms is %lld; it must be positive, or 0 for the default of the world",
                 static_cast<long long>(timeout_ms));
   return fail(PHX_ERR_UNSUPPORTED, operation,
-              "%s: called while this thread waits in another call, by the hook of phx_set_interrupt or by a signal "
-              "handler of Python; call it after that wait has ended",
-              operation);
+              "called while this thread waits in another call, by the hook of phx_set_interrupt or by a signal "
+              "handler of Python; call it after that wait has ended");
 }
 
 phx_status World::listen_for_hosts(HostAddress *out) {
@@ -88,10 +86,9 @@ phx_status World::listen_for_hosts(HostAddress *out) {
     if (status == PHX_OK) status = listen_at("group_create", &address_, &listener);
     if (status != PHX_OK) return status;
     if (finalized())
-      return fail(PHX_ERR_REVOKED, "group_create",
-                  "group_create: the world was finalized while the group was being created");
+      return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
     if (!monitor_.listen_for_hosts(std::move(listener)))
-      return fail_errno(errno, "group_create", "group_create: could not watch a listening socket");
+      return fail_errno(errno, "group_create", "could not watch a listening socket");
     listens_.store(true, std::memory_order_release);
   }
   *out = address_;
@@ -102,18 +99,17 @@ phx_status World::dial_host(const PeerRecord &peer) {
   const bool dials = peer.uuid < record_.uuid;
   if (dials && peer.address.family == 0)
     return fail(PHX_ERR_UNSUPPORTED, "group_create",
-                "group_create: rank %d (pid %d, %s) does not accept connections from other hosts", peer.rank, peer.pid,
+                "rank %d (pid %d, %s) does not accept connections from other hosts", peer.rank, peer.pid,
                 process_text(record_, peer).c_str())
         .peer(peer.rank);
   if (!dials && address().family == 0)
     return fail(PHX_ERR_UNSUPPORTED, "group_create",
-                "group_create: rank %d does not accept connections from other hosts, and rank %d (pid %d, %s) has to "
+                "rank %d does not accept connections from other hosts, and rank %d (pid %d, %s) has to "
                 "connect to it",
                 rank(), peer.rank, peer.pid, process_text(record_, peer).c_str())
         .peer(peer.rank);
   if (!dials || monitor_.dial_host(peer) == PHX_OK) return PHX_OK;
-  return fail(PHX_ERR_REVOKED, "group_create",
-              "group_create: the world was finalized while the group was being created");
+  return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
 }
 
 // The error of a peer that was not connected by the deadline.
@@ -126,9 +122,8 @@ phx_status World::raise_late(const PeerRecord &peer, const Deadline &deadline, c
                                          "another interface in PHALANX_SOCKET_IFNAME here";
     if (!why.empty()) why.insert(0, ": ");
   }
-  return fail(PHX_ERR_TIMEOUT, "group_create", "group_create: %s: rank %d (pid %d, %s) %s%s",
-              timed_out(deadline.budget_ms()).c_str(), peer.rank, peer.pid, process_text(record_, peer).c_str(), what,
-              why.c_str())
+  return fail(PHX_ERR_TIMEOUT, "group_create", "%s: rank %d (pid %d, %s) %s%s", timed_out(deadline.budget_ms()).c_str(),
+              peer.rank, peer.pid, process_text(record_, peer).c_str(), what, why.c_str())
       .peer(peer.rank);
 }
 
@@ -170,7 +165,7 @@ phx_status World::look_at_rank(int32_t rank) {
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
   if (state == LinkState::kAlive) return PHX_OK;
   const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : link->fate();
-  return fail(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, what)
+  return fail_text(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, what)
       .rank(record_.rank)
       .peer(rank);
 }
@@ -179,7 +174,7 @@ phx_status World::look_at_rank(int32_t rank) {
 phx_status World::raise_accept_error() const {
   const int error = monitor_.accept_error();
   if (error == 0) return PHX_ERR_TIMEOUT;
-  fail_errno(error, "group_create", "group_create: rank %d could not accept a connection", rank()).peer(rank());
+  fail_errno(error, "group_create", "rank %d could not accept a connection", rank()).peer(rank());
   return PHX_ERR_SYSTEM;
 }
 
@@ -189,8 +184,7 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
   if (on_another_host(record_, peer)) {
     const phx_status status = monitor_.await_host(peer.uuid, until, out);
     if (status == PHX_ERR_REVOKED)
-      return fail(PHX_ERR_REVOKED, "group_create",
-                  "group_create: the world was finalized while the group was being created");
+      return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
     return status != PHX_ERR_TIMEOUT || dials ? status : raise_accept_error();
   }
   if (!dials) {
@@ -204,8 +198,7 @@ phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, 
       if (*out) return PHX_OK;
       const auto dialed = dials_.find(peer.uuid);
       if (dialed == dials_.end())
-        return fail(PHX_ERR_REVOKED, "group_create",
-                    "group_create: the world was finalized while the group was being created");
+        return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
       const phx_status status = finish_dial(peer, &dialed->second, out);
       if (status != PHX_ERR_TIMEOUT) {
         dials_.erase(dialed);
@@ -287,10 +280,10 @@ void World::finalize() {
 
 phx_status refuse_fork(const char *operation, const World &world) {
   return fail(PHX_ERR_UNSUPPORTED, operation,
-              "%s: the world of rank %d, and all that was made with it, belongs to process %d, and this process (%d) "
+              "the world of rank %d, and all that was made with it, belongs to process %d, and this process (%d) "
               "is a fork of it: threads and connections do not survive a fork. Make a world and groups after the "
               "fork, or start processes with the 'spawn' method.",
-              operation, world.rank(), world.record().pid, getpid())
+              world.rank(), world.record().pid, getpid())
       .rank(world.rank());
 }
 
