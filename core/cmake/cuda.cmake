@@ -21,6 +21,6 @@ else()
 endif()
 add_custom_target(phx_cuda_kernels DEPENDS ${phx_cuda_image})
 
-set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/src/cuda/image.cpp PROPERTIES
+set_source_files_properties(${CMAKE_CURRENT_SOURCE_DIR}/src/gpu/image.cpp PROPERTIES
   COMPILE_DEFINITIONS PHX_CUDA_KERNELS="${phx_cuda_image}" OBJECT_DEPENDS ${phx_cuda_image})
 target_compile_definitions(phx_objects PRIVATE PHX_CUDA)
