@@ -8,7 +8,7 @@
 #include <cerrno>
 
 #include "base/error.h"
-#include "store/semantics.h"
+#include "store/store.h"
 
 namespace phx::store {
 namespace {
@@ -18,17 +18,6 @@ constexpr size_t kReadBytes =
 constexpr int kReadsAtOnce = 16;  // then the other connections have their turn
 constexpr size_t kKeptBytes = size_t{64} << 10;  // of a buffer from one frame to the next
 
-const char *operation_name(Op op) {
-  switch (op) {
-    case Op::kSet: return "store_set";
-    case Op::kGet: return "store_get";
-    case Op::kWait: return "store_wait";
-    case Op::kAdd: return "store_add";
-    case Op::kRemove: return "store_remove";
-  }
-  return "store";
-}
-
 void empty(std::string *buffer) {
   buffer->clear();
   if (buffer->capacity() > kKeptBytes) std::string().swap(*buffer);
@@ -37,8 +26,8 @@ void empty(std::string *buffer) {
 }  // namespace
 
 TcpConnection::TcpConnection(Fd fd, const Nonce &nonce, const Nonce &server_id)
-    : fd_(std::move(fd)), greeting_{nonce, server_id}, parked_until_(Deadline::after_ms(0)) {
-  out_ = encode(greeting_);
+    : fd_(std::move(fd)), greeting_{kProtocol, nonce, server_id}, parked_until_(Deadline::after_ms(0)) {
+  out_ = bytes_of(greeting_);
 }
 
 uint32_t TcpConnection::wanted_events() const {
@@ -50,27 +39,23 @@ uint32_t TcpConnection::wanted_events() const {
   return events;
 }
 
-bool TcpConnection::on_readable(const std::string &token, Table &table, const char **why) {
-  *why = "";
-  if (sent_ < out_.size() || state_ == State::kParked) return true;
+const char *TcpConnection::on_readable(const std::string &token, Table &table) {
+  if (sent_ < out_.size() || state_ == State::kParked) return nullptr;
   if (state_ == State::kHandshake) {
-    if (!read_some(kAnswerBytes, why)) return false;
-    return in_.size() < kAnswerBytes || on_answer(token, why);
+    const char *const why = read_some(sizeof(Answer));
+    return why != nullptr || in_.size() < sizeof(Answer) ? why : on_answer(token);
   }
-  if (in_.size() < kFrameSizeBytes) {
-    if (!read_some(kFrameSizeBytes, why)) return false;
-    if (in_.size() < kFrameSizeBytes) return true;
+  if (in_.size() < sizeof(FrameSize)) {
+    const char *const why = read_some(sizeof(FrameSize));
+    if (why != nullptr || in_.size() < sizeof(FrameSize)) return why;
   }
-  const size_t size = decode_size(in_.data());
-  if (size < kRequestHeaderBytes || size > kMaxRequestBytes) {
-    *why = "a frame of impossible size";
-    return false;
-  }
-  if (!read_some(kFrameSizeBytes + size, why)) return false;
-  return in_.size() < kFrameSizeBytes + size || on_request(table, why);
+  const size_t size = decode<FrameSize>(in_);
+  if (size < sizeof(RequestHead) || size > kMaxRequestBytes) return "a frame of impossible size";
+  const char *const why = read_some(sizeof(FrameSize) + size);
+  return why != nullptr || in_.size() < sizeof(FrameSize) + size ? why : on_request(table);
 }
 
-bool TcpConnection::read_some(size_t wanted, const char **why) {
+const char *TcpConnection::read_some(size_t wanted) {
   for (int i = 0; i < kReadsAtOnce && in_.size() < wanted; ++i) {
     const size_t before = in_.size();
     in_.resize(std::min(wanted, before + kReadBytes));
@@ -78,47 +63,38 @@ bool TcpConnection::read_some(size_t wanted, const char **why) {
     const int error = errno;
     in_.resize(before + static_cast<size_t>(std::max<ssize_t>(got, 0)));
     if (got < 0 && error == EINTR) continue;
-    if (got < 0 && (error == EAGAIN || error == EWOULDBLOCK)) return true;
-    if (got <= 0) {
-      *why = before == 0 ? "" : "the connection ended inside a frame";
-      return false;
-    }
+    if (got < 0 && (error == EAGAIN || error == EWOULDBLOCK)) return nullptr;
+    if (got <= 0) return before == 0 ? "" : "the connection ended inside a frame";
   }
-  return true;
+  return nullptr;
 }
 
-bool TcpConnection::on_answer(const std::string &token, const char **why) {
-  const Answer answer = decode_answer(in_);
+const char *TcpConnection::on_answer(const std::string &token) {
+  const auto answer = decode<Answer>(in_);
   empty(&in_);
-  Verdict verdict{};
-  verdict.accepted = equal_in_constant_time(answer.proof, make_proof(Side::kClient, token, greeting_, answer.nonce));
-  if (verdict.accepted) verdict.proof = make_proof(Side::kServer, token, greeting_, answer.nonce);
-  state_ = verdict.accepted ? State::kReady : State::kClosing;
-  out_ = encode(verdict);
-  sent_ = 0;
-  if (!flush(why)) return false;
-  if (!verdict.accepted) *why = "a wrong token";
-  return verdict.accepted;
+  state_ = State::kReady;
+  if (!equal_in_constant_time(answer.proof, make_proof(Side::kClient, token, greeting_, answer.nonce))) {
+    const char *const why = send_out(bytes_of(Verdict{}));
+    return why != nullptr ? why : "a wrong token";
+  }
+  return send_out(bytes_of(Verdict{1, make_proof(Side::kServer, token, greeting_, answer.nonce)}));
 }
 
-bool TcpConnection::on_request(Table &table, const char **why) {
-  in_.erase(0, kFrameSizeBytes);
+const char *TcpConnection::on_request(Table &table) {
+  in_.erase(0, sizeof(FrameSize));
   Request request;
-  const char *wrong = decode(in_, &request);
-  if (wrong != nullptr) {
-    *why = wrong;
-    return false;
-  }
+  const char *const wrong = decode(in_, &request);
+  if (wrong != nullptr) return wrong;
   if (request.op == Op::kGet || request.op == Op::kWait) {
     parked_ = std::move(request);
     parked_until_ = Deadline::after_ms(parked_.number);
     state_ = State::kParked;
     empty(&in_);
-    return try_parked(table, why);
+    return try_parked(table);
   }
   const Reply reply = execute(request, table);
   empty(&in_);  // not before: the request's value lies in it
-  return reply_with(reply, why);
+  return send_out(encode(reply));
 }
 
 // The table records its errors as those of this thread; the client gets their text.
@@ -131,37 +107,34 @@ Reply TcpConnection::execute(const Request &request, Table &table) {
   return reply;
 }
 
-bool TcpConnection::try_parked(Table &table, const char **why) {
-  *why = "";
+const char *TcpConnection::try_parked(Table &table) {
   Reply reply;
   if (!table.find(parked_.key, parked_.op == Op::kGet ? &reply.payload : nullptr)) {
-    if (!parked_until_.passed()) return true;
-    reply.status = fail_key_timeout(operation_name(parked_.op), parked_.key.c_str(), parked_until_);
-    reply.payload = last_error().text;
+    if (!parked_until_.passed()) return nullptr;
+    reply.status = PHX_ERR_TIMEOUT;  // the client knows its key and its timeout, and makes the text
   }
   state_ = State::kReady;
   parked_ = Request();
-  return reply_with(reply, why);
+  return send_out(encode(reply));
 }
 
-bool TcpConnection::reply_with(const Reply &reply, const char **why) {
-  out_ = encode(reply);
+const char *TcpConnection::send_out(std::string bytes) {
+  out_ = std::move(bytes);
   sent_ = 0;
-  return flush(why);
+  return flush();
 }
 
-bool TcpConnection::flush(const char **why) {
-  *why = "";
+const char *TcpConnection::flush() {
   while (sent_ < out_.size()) {
     const ssize_t sent = send(fd_.get(), out_.data() + sent_, out_.size() - sent_, MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
-    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
-    if (sent < 0) return false;
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return nullptr;
+    if (sent < 0) return "";
     sent_ += static_cast<size_t>(sent);
   }
   empty(&out_);
   sent_ = 0;
-  return true;
+  return nullptr;
 }
 
 }  // namespace phx::store

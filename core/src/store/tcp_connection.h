@@ -23,24 +23,24 @@ class TcpConnection {
   bool is_parked() const { return state_ == State::kParked; }
   const Deadline &parked_until() const { return parked_until_; }
 
-  // False, with the reason in *why ("" for a plain end), when the connection is to be closed.
-  bool on_readable(const std::string &token, Table &table, const char **why);
-  bool on_writable(const char **why) { return flush(why); }
+  // These return NULL while the connection stays open, else why it is to be closed; "": it has plainly ended.
+  const char *on_readable(const std::string &token, Table &table);
+  const char *on_writable() { return flush(); }
   // Answers a parked request whose key has come or whose time is over.
-  bool try_parked(Table &table, const char **why);
+  const char *try_parked(Table &table);
 
   uint32_t wanted_events() const;  // of epoll
   uint32_t watched_events = 0;     // those that epoll looks for, once it does; the server keeps it
 
  private:
-  enum class State { kHandshake, kReady, kParked, kClosing };
+  enum class State { kHandshake, kReady, kParked };
 
-  bool read_some(size_t wanted, const char **why);  // towards in_.size() == wanted
-  bool on_answer(const std::string &token, const char **why);
-  bool on_request(Table &table, const char **why);
+  const char *read_some(size_t wanted);  // towards in_.size() == wanted
+  const char *on_answer(const std::string &token);
+  const char *on_request(Table &table);
   Reply execute(const Request &request, Table &table);
-  bool reply_with(const Reply &reply, const char **why);
-  bool flush(const char **why);
+  const char *send_out(std::string bytes);
+  const char *flush();
 
   Fd fd_;
   State state_ = State::kHandshake;

@@ -22,12 +22,11 @@ phx_status TcpServer::start(const char *operation, const Endpoint &endpoint, std
     return fail_errno(errno, operation,
                       "neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?");
   Fd listener;
-  phx_status status = listen_on(operation, &server->endpoint_, &listener);
-  if (status == PHX_OK)
-    status = server->EventLoop::start(operation, "phx-store", std::move(listener),
-                                      {limits.handshakes, limits.handshake_ms, limits.crowded_ms});
-  if (status == PHX_OK) *out = std::move(server);
-  return status;
+  PHX_TRY(listen_on(operation, &server->endpoint_, &listener));
+  PHX_TRY(server->EventLoop::start(operation, "phx-store", std::move(listener),
+                                   {limits.handshakes, limits.handshake_ms, limits.crowded_ms}));
+  *out = std::move(server);
+  return PHX_OK;
 }
 
 TcpServer::~TcpServer() {
@@ -38,7 +37,7 @@ TcpServer::~TcpServer() {
 // ---- the thread
 
 bool TcpServer::goes_on_after(const std::exception &error) {
-  PHX_LOG(PHX_LOG_ERROR, "the store at %s goes on after an error: %s", endpoint_.text.c_str(), error.what());
+  PHX_LOG(PHX_LOG_ERROR, "the store at %s goes on after an error: %s", endpoint_.text().c_str(), error.what());
   return true;
 }
 
@@ -56,9 +55,9 @@ void TcpServer::on_event(int fd, uint32_t events) {
   // A client that is gone need not be answered. While it is being read, the end comes after its last bytes.
   const bool gone = (events & (EPOLLERR | EPOLLHUP)) != 0 || ((events & EPOLLRDHUP) != 0 && (wanted & EPOLLIN) == 0);
   if (gone) return close_connection(fd, "");
-  advance(fd, [&](TcpConnection &connection, const char **why) {
-    if ((events & EPOLLOUT) != 0 && !connection.on_writable(why)) return false;
-    return (events & EPOLLIN) == 0 || connection.on_readable(token_, table_, why);
+  advance(fd, [&](TcpConnection &connection) {
+    const char *const why = (events & EPOLLOUT) != 0 ? connection.on_writable() : nullptr;
+    return why != nullptr || (events & EPOLLIN) == 0 ? why : connection.on_readable(token_, table_);
   });
 }
 
@@ -69,21 +68,20 @@ void TcpServer::advance(int fd, Step &&step) {
   const auto found = connections_.find(fd);
   if (found == connections_.end()) return;
   TcpConnection &connection = *found->second;
-  const char *why = "";
-  bool open = false;
+  const char *why = nullptr;
   try {
-    open = step(connection, &why);
+    why = step(connection);
   } catch (const std::bad_alloc &) {
     why = "out of memory";
   }
   if (!connection.in_handshake()) end_handshake(fd);
   const uint32_t wanted = connection.wanted_events();
-  if (open && wanted != connection.watched_events) {
-    open = connection.watched_events == 0 ? watch_fd(fd, wanted) : change_events(fd, wanted);
+  if (why == nullptr && wanted != connection.watched_events) {
+    const bool watched = connection.watched_events == 0 ? watch_fd(fd, wanted) : change_events(fd, wanted);
     connection.watched_events = wanted;
-    if (!open) why = "epoll took no more descriptors";
+    if (!watched) why = "epoll took no more descriptors";
   }
-  if (!open) close_connection(fd, why);
+  if (why != nullptr) close_connection(fd, why);
 }
 
 void TcpServer::on_accept(Fd fd, size_t) {
@@ -96,7 +94,7 @@ void TcpServer::on_accept(Fd fd, size_t) {
   } catch (const std::bad_alloc &) {
     return end_handshake(number);
   }
-  advance(number, [](TcpConnection &connection, const char **why) { return connection.on_writable(why); });
+  advance(number, [](TcpConnection &connection) { return connection.on_writable(); });
 }
 
 // Few are ever parked (one per waiting thread of a client), so all are tried whenever any key was set.
@@ -107,15 +105,14 @@ void TcpServer::answer_parked() {
   for (const auto &entry : connections_)
     if (entry.second->is_parked() && (changed || entry.second->parked_until().passed())) due.push_back(entry.first);
   answered_version_ = version;
-  for (const int fd : due)
-    advance(fd, [this](TcpConnection &connection, const char **why) { return connection.try_parked(table_, why); });
+  for (const int fd : due) advance(fd, [this](TcpConnection &connection) { return connection.try_parked(table_); });
 }
 
 void TcpServer::close_connection(int fd, const char *why) {
   end_handshake(fd);
   const auto found = connections_.find(fd);
   if (found == connections_.end()) return;
-  if (*why != '\0') PHX_LOG(PHX_LOG_WARNING, "the store at %s closed a connection: %s", endpoint_.text.c_str(), why);
+  if (*why != '\0') PHX_LOG(PHX_LOG_WARNING, "the store at %s closed a connection: %s", endpoint_.text().c_str(), why);
   // Closing alone would end neither the connection nor its events while a forked child holds a copy of the descriptor.
   shutdown(fd, SHUT_RDWR);
   unwatch_fd(fd);

@@ -27,7 +27,7 @@ class TcpServer final : private EventLoop {
   TcpServer(const TcpServer &) = delete;
   TcpServer &operator=(const TcpServer &) = delete;
 
-  std::string host() const { return endpoint_.host(); }
+  const std::string &host() const { return endpoint_.host; }
   uint16_t port() const { return endpoint_.port(); }
   Table &table() { return table_; }
   using EventLoop::wake;  // after a change of the table by another thread: a client may wait for the key

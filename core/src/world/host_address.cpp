@@ -29,19 +29,16 @@ HostAddress address_of(const sockaddr *socket_address) {
   HostAddress address{};
   if (socket_address->sa_family == AF_INET) {
     address.family = AF_INET;
-    std::memcpy(address.ip, &reinterpret_cast<const sockaddr_in *>(socket_address)->sin_addr, 4);
+    const auto *const ipv4 = reinterpret_cast<const sockaddr_in *>(socket_address);
+    address.port = ntohs(ipv4->sin_port);
+    std::memcpy(address.ip, &ipv4->sin_addr, sizeof ipv4->sin_addr);
   } else if (socket_address->sa_family == AF_INET6) {
     address.family = AF_INET6;
-    std::memcpy(address.ip, &reinterpret_cast<const sockaddr_in6 *>(socket_address)->sin6_addr, 16);
+    const auto *const ipv6 = reinterpret_cast<const sockaddr_in6 *>(socket_address);
+    address.port = ntohs(ipv6->sin6_port);
+    std::memcpy(address.ip, &ipv6->sin6_addr, sizeof ipv6->sin6_addr);
   }
   return address;
-}
-
-bool is_loopback(const HostAddress &address) {
-  if (address.family == AF_INET) return address.ip[0] == 127;
-  in6_addr ipv6;
-  std::memcpy(&ipv6, address.ip, sizeof ipv6);
-  return IN6_IS_ADDR_LOOPBACK(&ipv6);
 }
 
 // An IPv6 address of one link alone is of no use without the name of the link, which differs between hosts.
@@ -99,13 +96,10 @@ HostAddress address_on_the_way_to(const std::string &host) {
     for (const addrinfo *entry = found; entry != nullptr && own.family == 0; entry = entry->ai_next) {
       if (entry->ai_family != family) continue;
       const Fd probe(socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-      sockaddr_storage name{};
-      socklen_t length = sizeof name;
       // To connect a datagram socket sends no packet.
-      if (!probe.valid() || connect(probe.get(), entry->ai_addr, entry->ai_addrlen) != 0 ||
-          getsockname(probe.get(), reinterpret_cast<sockaddr *>(&name), &length) != 0)
-        continue;
-      own = address_of(reinterpret_cast<sockaddr *>(&name));
+      if (!probe.valid() || connect(probe.get(), entry->ai_addr, entry->ai_addrlen) != 0) continue;
+      own = socket_address(probe.get(), getsockname);
+      own.port = 0;
       if (is_of_one_link(own)) own = {};
     }
   }
@@ -141,37 +135,32 @@ phx_status listen_at(const char *operation, HostAddress *address, Fd *out) {
 }
 
 store::Endpoint endpoint_of(const HostAddress &address) {
-  store::Endpoint endpoint;
-  std::memset(&endpoint.address, 0, sizeof endpoint.address);
   char literal[INET6_ADDRSTRLEN] = "";
-  if (address.family == AF_INET6) {
-    auto *const ipv6 = reinterpret_cast<sockaddr_in6 *>(&endpoint.address);
-    std::memcpy(&ipv6->sin6_addr, address.ip, sizeof ipv6->sin6_addr);
-    endpoint.length = sizeof *ipv6;
-  } else {
-    auto *const ipv4 = reinterpret_cast<sockaddr_in *>(&endpoint.address);
-    std::memcpy(&ipv4->sin_addr, address.ip, sizeof ipv4->sin_addr);
-    endpoint.length = sizeof *ipv4;
-  }
-  endpoint.address.ss_family = address.family;
-  endpoint.set_port(address.port);
   inet_ntop(address.family, address.ip, literal, sizeof literal);
-  const bool brackets = address.family == AF_INET6;
-  endpoint.text = (brackets ? "[" : "") + std::string(literal) + (brackets ? "]:" : ":") + std::to_string(address.port);
+  store::Endpoint endpoint;
+  (void)store::parse_endpoint("group_create", literal, address.port, &endpoint);
   return endpoint;
 }
 
-std::string text_of(const HostAddress &address) { return endpoint_of(address).text; }
+std::string text_of(const HostAddress &address) { return endpoint_of(address).text(); }
 
-std::string address_of_peer(int socket) {
+HostAddress socket_address(int socket, int (*end)(int, sockaddr *, socklen_t *)) {
   sockaddr_storage name{};
   socklen_t length = sizeof name;
-  if (getpeername(socket, reinterpret_cast<sockaddr *>(&name), &length) != 0) return "an unknown address";
-  HostAddress address = address_of(reinterpret_cast<sockaddr *>(&name));
-  store::Endpoint port;
-  port.address = name;
-  address.port = port.port();
-  return text_of(address);
+  if (end(socket, reinterpret_cast<sockaddr *>(&name), &length) != 0) return {};
+  return address_of(reinterpret_cast<sockaddr *>(&name));
+}
+
+bool is_loopback(const HostAddress &address) {
+  if (address.family == AF_INET) return address.ip[0] == 127;
+  in6_addr ipv6;
+  std::memcpy(&ipv6, address.ip, sizeof ipv6);
+  return IN6_IS_ADDR_LOOPBACK(&ipv6);
+}
+
+std::string address_of_peer(int socket) {
+  const HostAddress address = socket_address(socket, getpeername);
+  return address.family != 0 ? text_of(address) : "an unknown address";
 }
 
 void tune_host_connection(int socket) {
