@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "input.h"
-#include "store/tcp_connection.h"
+#include "store/tcp_server.h"
 
 using namespace phx::store;
 

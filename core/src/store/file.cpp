@@ -19,10 +19,9 @@ class FileStore final : public phx_store {
   phx_status await(const char *operation, const char *key, std::string *value, const Deadline &deadline) override {
     Backoff backoff(50, 5000);
     for (;;) {
-      bool found = false;
       uint64_t known = 0;  // what this look has seen: another thread of this store may see more meanwhile
-      PHX_TRY(look(operation, key, value, deadline, &found, &known));
-      if (found) return PHX_OK;
+      const phx_status status = look(operation, key, value, deadline, &known);
+      if (status != PHX_IN_PROGRESS) return status;
       do {
         if (deadline.passed()) return fail_key_timeout(operation, key, deadline);
         backoff.pause(deadline);
@@ -60,14 +59,15 @@ class FileStore final : public phx_store {
     return PHX_OK;
   }
 
-  phx_status look(const char *operation, const char *key, std::string *value, const Deadline &deadline, bool *found,
+  // PHX_IN_PROGRESS: the key is not there.
+  phx_status look(const char *operation, const char *key, std::string *value, const Deadline &deadline,
                   uint64_t *known) {
     PHX_TRY(log_->lock(operation, FileLog::Access::kShared, deadline));
     const FileLock lock(*log_, std::adopt_lock);
     *known = log_->known();
     const FileLog::Location *place = log_->find(key);
-    *found = place != nullptr;
-    return place == nullptr || value == nullptr ? PHX_OK : log_->read_value(operation, key, *place, value);
+    if (place == nullptr) return PHX_IN_PROGRESS;
+    return value == nullptr ? PHX_OK : log_->read_value(operation, key, *place, value);
   }
 
   std::unique_ptr<FileLog> log_;

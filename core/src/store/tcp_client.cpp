@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "base/error.h"
@@ -71,8 +72,7 @@ class TcpClientStore final : public phx_store {
   AcrossForks<std::mutex> mutex_;
   uint32_t opened_in_ = process_generation();  // the process that the idle connections belong to
   std::vector<Fd> idle_;
-  bool met_ = false;  // whether server_id_ is known
-  Nonce server_id_{};
+  std::optional<Nonce> server_id_;  // of the first server that was met
 };
 
 phx_status TcpClientStore::start(const char *operation, const Deadline &deadline) {
@@ -237,9 +237,8 @@ Attempt TcpClientStore::shake_hands(const char *operation, int fd, const Deadlin
 // A server that took the place of an earlier one has none of its keys: going on with it would be a silent loss.
 Attempt TcpClientStore::check_server(const char *operation, const Nonce &server_id) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!met_) server_id_ = server_id;
-  met_ = true;
-  if (server_id == server_id_) return Attempt::kConnected;
+  if (!server_id_) server_id_ = server_id;
+  if (server_id == *server_id_) return Attempt::kConnected;
   fail(PHX_ERR_PEER_DEAD, operation,
        "the store at %s went away, and another one is served at its address; its keys are lost: connect again",
        endpoint_.text().c_str());

@@ -16,27 +16,22 @@
 namespace phx::store {
 namespace {
 
-bool parse_ipv4(const char *address, Endpoint *out) {
-  auto *ipv4 = reinterpret_cast<sockaddr_in *>(&out->address);
-  if (inet_pton(AF_INET, address, &ipv4->sin_addr) != 1) return false;
-  ipv4->sin_family = AF_INET;
-  out->length = sizeof *ipv4;
-  return true;
-}
-
-bool parse_ipv6(const char *address, Endpoint *out) {
-  auto *ipv6 = reinterpret_cast<sockaddr_in6 *>(&out->address);
-  std::string literal(address);
-  const size_t percent = literal.find('%');
-  if (percent != std::string::npos) {
-    ipv6->sin6_scope_id = if_nametoindex(literal.c_str() + percent + 1);
-    if (ipv6->sin6_scope_id == 0) return false;
-    literal.resize(percent);
+bool parse(const char *address, Endpoint *out) {
+  auto *const ipv4 = reinterpret_cast<sockaddr_in *>(&out->address);
+  auto *const ipv6 = reinterpret_cast<sockaddr_in6 *>(&out->address);
+  if (inet_pton(AF_INET, address, &ipv4->sin_addr) == 1) {
+    ipv4->sin_family = AF_INET;
+    out->length = sizeof *ipv4;
+    return true;
   }
-  if (inet_pton(AF_INET6, literal.c_str(), &ipv6->sin6_addr) != 1) return false;
+  const std::string literal(address);
+  const size_t percent = literal.find('%');
+  if (inet_pton(AF_INET6, literal.substr(0, percent).c_str(), &ipv6->sin6_addr) != 1) return false;
   ipv6->sin6_family = AF_INET6;
   out->length = sizeof *ipv6;
-  return true;
+  if (percent == std::string::npos) return true;
+  ipv6->sin6_scope_id = if_nametoindex(literal.c_str() + percent + 1);
+  return ipv6->sin6_scope_id != 0;
 }
 
 int wait_ready(int fd, short events, const Deadline &deadline) {
@@ -93,7 +88,7 @@ std::string Endpoint::text() const {
 phx_status parse_endpoint(const char *operation, const char *address, uint16_t port, Endpoint *out) {
   if (address == nullptr) return fail(PHX_ERR_INVALID, operation, "the address is NULL");
   Endpoint endpoint;
-  if (!parse_ipv4(address, &endpoint) && !parse_ipv6(address, &endpoint))
+  if (!parse(address, &endpoint))
     return fail(PHX_ERR_INVALID, operation,
                 "'%.64s' is neither an IPv4 nor an IPv6 address; names are not looked up: give for example 127.0.0.1 "
                 "or ::1",

@@ -1,4 +1,5 @@
 // A store that the caller implements, behind a table of callbacks.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -28,7 +29,9 @@ class WrapStore final : public phx_store {
     std::string buffer(kFirstCapacity, '\0');
     for (;;) {
       size_t size = 0;
-      const phx_status status = ops_.get(self_, key, &buffer[0], buffer.size(), &size, left_ms(deadline));
+      // At least 1: a key that exists must be found even at the very end of the time.
+      const int64_t left_ms = std::max<int64_t>(deadline.left_ms(), 1);
+      const phx_status status = ops_.get(self_, key, &buffer[0], buffer.size(), &size, left_ms);
       if (status == PHX_ERR_TIMEOUT) return fail_key_timeout(operation, key, deadline);
       if (status != PHX_OK) return judge(operation, key, status);
       if (size <= buffer.size() || value == nullptr) {
@@ -60,9 +63,6 @@ class WrapStore final : public phx_store {
   }
 
  private:
-  // At least 1: a key that exists must be found even at the very end of the time.
-  static int64_t left_ms(const Deadline &deadline) { return deadline.left_ms() > 0 ? deadline.left_ms() : 1; }
-
   // Callbacks give a status and no text, so the text is made here.
   static phx_status judge(const char *operation, const char *key, phx_status status) {
     if (status == PHX_OK) return PHX_OK;

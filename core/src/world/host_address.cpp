@@ -46,14 +46,9 @@ bool is_of_one_link(const HostAddress &address) {
   return address.family == AF_INET6 && address.ip[0] == 0xfe && (address.ip[1] & 0xc0) == 0x80;
 }
 
-struct FreeInterfaces {
-  void operator()(ifaddrs *list) const { freeifaddrs(list); }
-};
-using Interfaces = std::unique_ptr<ifaddrs, FreeInterfaces>;
-
-HostAddress address_of_interface(const Interfaces &list, const std::string &name) {
+HostAddress address_of_interface(const ifaddrs *list, const std::string &name) {
   for (const int family : {AF_INET, AF_INET6}) {
-    for (const ifaddrs *entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
+    for (const ifaddrs *entry = list; entry != nullptr; entry = entry->ifa_next) {
       if (name != entry->ifa_name || entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family) continue;
       const HostAddress address = address_of(entry->ifa_addr);
       if (!is_of_one_link(address)) return address;
@@ -65,14 +60,14 @@ HostAddress address_of_interface(const Interfaces &list, const std::string &name
 phx_status choose_interface(const char *operation, const char *variable, const std::string &names, HostAddress *out) {
   ifaddrs *list = nullptr;
   if (getifaddrs(&list) != 0) return fail_errno(errno, operation, "could not list the interfaces");
-  const Interfaces interfaces(list);
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs *)> owner(list, &freeifaddrs);
   for (size_t begin = 0; begin <= names.size();) {
     const size_t end = std::min(names.find(',', begin), names.size());
     std::string name = names.substr(begin, end - begin);
     begin = end + 1;
     while (!name.empty() && name.front() == ' ') name.erase(0, 1);
     while (!name.empty() && name.back() == ' ') name.pop_back();
-    *out = address_of_interface(interfaces, name);
+    *out = address_of_interface(list, name);
     if (out->family != 0) return PHX_OK;
   }
   std::string existing;
@@ -129,9 +124,9 @@ phx_status choose_address(const char *operation, const std::string &hint, HostAd
 
 phx_status listen_at(const char *operation, HostAddress *address, Fd *out) {
   store::Endpoint endpoint = endpoint_of(*address);
-  const phx_status status = store::listen_on(operation, &endpoint, out);
-  if (status == PHX_OK) address->port = endpoint.port();
-  return status;
+  PHX_TRY(store::listen_on(operation, &endpoint, out));
+  address->port = endpoint.port();
+  return PHX_OK;
 }
 
 store::Endpoint endpoint_of(const HostAddress &address) {
