@@ -69,21 +69,19 @@ class Server {
       // The greeting comes unasked; everything else answers something, or goes on where the client waits for more.
       if (knows_token || replies < how >> 4) got = fuzz::receive(fd, buffer, sizeof buffer);
       received += static_cast<size_t>(std::max<ssize_t>(got, 0));
-      if (!knows_token) MUST(received <= kAnswerBytes);
+      if (!knows_token) MUST(received <= sizeof(Answer));
       const std::string bytes = input_.piece();
       if (send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(bytes.size())) return;
     }
   }
   static bool shake_hands(int fd) {
-    const Greeting greeting{Nonce{3}, Nonce{4}};
-    const std::string bytes = encode(greeting);
-    if (send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL) < 0) return false;
-    std::string answer(kAnswerBytes, '\0');
-    if (fuzz::receive(fd, &answer[0], answer.size(), MSG_WAITALL) != static_cast<ssize_t>(answer.size())) return false;
-    const Nonce nonce = decode_answer(answer).nonce;
-    MUST(decode_answer(answer).proof == make_proof(Side::kClient, kToken, greeting, nonce));
-    const std::string verdict = encode(Verdict{true, make_proof(Side::kServer, kToken, greeting, nonce)});
-    return send(fd, verdict.data(), verdict.size(), MSG_NOSIGNAL) > 0;
+    const Greeting greeting{kProtocol, Nonce{3}, Nonce{4}};
+    if (send(fd, &greeting, sizeof greeting, MSG_NOSIGNAL) < 0) return false;
+    Answer answer;
+    if (fuzz::receive(fd, &answer, sizeof answer, MSG_WAITALL) != static_cast<ssize_t>(sizeof answer)) return false;
+    MUST(answer.proof == make_proof(Side::kClient, kToken, greeting, answer.nonce));
+    const Verdict verdict{1, make_proof(Side::kServer, kToken, greeting, answer.nonce)};
+    return send(fd, &verdict, sizeof verdict, MSG_NOSIGNAL) > 0;
   }
 
   fuzz::Input &input_;  // the thread's, once it runs

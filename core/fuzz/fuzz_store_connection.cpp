@@ -9,7 +9,7 @@
 #include <memory>
 
 #include "input.h"
-#include "store/tcp_connection.h"
+#include "store/tcp_server.h"
 
 using namespace phx::store;
 
@@ -27,7 +27,8 @@ class Client {
     table_.set("key", "value", 5);
     table_.set("counter", "41", 2);
     serve();
-    MUST(decode(take(kGreetingBytes), &greeting_) && received_.empty());
+    greeting_ = decode<Greeting>(take(sizeof greeting_));
+    MUST(greeting_.magic == kProtocol && received_.empty());
   }
 
   void send(const std::string &bytes) {
@@ -38,9 +39,9 @@ class Client {
   void show_token() {
     Answer answer{};
     answer.proof = make_proof(Side::kClient, kToken, greeting_, answer.nonce);
-    send(encode(answer));
-    const Verdict verdict = decode_verdict(take(kVerdictBytes));
-    MUST(verdict.accepted && verdict.proof == make_proof(Side::kServer, kToken, greeting_, answer.nonce));
+    send(bytes_of(answer));
+    const Verdict verdict = decode<Verdict>(take(sizeof(Verdict)));
+    MUST(verdict.accepted == 1 && verdict.proof == make_proof(Side::kServer, kToken, greeting_, answer.nonce));
   }
   void set_from_outside(const std::string &key) {
     table_.set(key.c_str(), "outside", 7);
@@ -48,8 +49,7 @@ class Client {
   }
   void leave() {
     shutdown(mine_.get(), SHUT_WR);
-    const char *why = "";
-    if (open_ && !connection_->is_parked()) MUST(!connection_->on_readable(kToken, table_, &why));
+    if (open_ && !connection_->is_parked()) MUST(connection_->on_readable(kToken, table_) != nullptr);
   }
 
   uint64_t version() const { return table_.version(); }
@@ -65,7 +65,6 @@ class Client {
  private:
   // What the epoll loop does, as long as there is anything to do.
   void serve() {
-    const char *why = "";
     bool more = true;
     while (open_ && more) {
       const uint32_t wanted = connection_->wanted_events();
@@ -73,12 +72,12 @@ class Client {
       MUST(ioctl(connection_->fd(), FIONREAD, &unread) == 0);
       more = (wanted & EPOLLOUT) != 0 || connection_->is_parked() || unread > 0;
       if ((wanted & EPOLLOUT) != 0) {
-        open_ = connection_->on_writable(&why);
+        open_ = connection_->on_writable() == nullptr;
       } else if (connection_->is_parked()) {
-        open_ = connection_->try_parked(table_, &why);
+        open_ = connection_->try_parked(table_) == nullptr;
         more = !connection_->is_parked();
       } else if (unread > 0) {
-        open_ = connection_->on_readable(kToken, table_, &why);
+        open_ = connection_->on_readable(kToken, table_) == nullptr;
       }
       receive();
     }
@@ -99,7 +98,7 @@ class Client {
 
 void check_replies(Client &client) {
   while (client.waiting() > 0) {
-    const size_t size = decode_size(client.take(kFrameSizeBytes).data());
+    const size_t size = decode<FrameSize>(client.take(sizeof(FrameSize)));
     MUST(size <= kMaxReplyBytes);
     Reply reply;
     MUST(decode(client.take(size), &reply) == nullptr);
@@ -130,7 +129,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     check_replies(client);
   } else {
     MUST(client.version() == untouched);
-    if (client.waiting() > 0) MUST(!decode_verdict(client.take(kVerdictBytes)).accepted && !client.open());
+    if (client.waiting() > 0) MUST(decode<Verdict>(client.take(sizeof(Verdict))).accepted == 0 && !client.open());
     MUST(client.waiting() == 0);
   }
   return 0;

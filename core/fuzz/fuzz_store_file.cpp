@@ -98,7 +98,7 @@ bool whole() {
 void append(FileLog &log, File &file, const char *key, const std::string &value) {
   const uint64_t known = log.known();
   const std::string before = file.read();
-  MUST(log.append_set("set", key, value.data(), value.size()) == PHX_OK);
+  MUST(log.append("set", FileLog::kSet, key, value.data(), value.size()) == PHX_OK);
   MUST(log.refresh("set") == PHX_OK);
   const std::string after = file.read();
   for (size_t i = kHeaderBytes; i < known; ++i) MUST(after[i] == before[i]);
@@ -109,7 +109,8 @@ void append(FileLog &log, File &file, const char *key, const std::string &value)
     std::string found;
     MUST(place != nullptr && each->read_value("get", key, *place, &found) == PHX_OK && found == value);
   }
-  MUST(log.append_remove("remove", key) == PHX_OK && log.refresh("remove") == PHX_OK && log.find(key) == nullptr);
+  MUST(log.append("remove", FileLog::kRemove, key, nullptr, 0) == PHX_OK && log.refresh("remove") == PHX_OK &&
+       log.find(key) == nullptr);
 }
 
 }  // namespace
@@ -126,10 +127,9 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   std::unique_ptr<FileLog> log;
   MUST(FileLog::open("open", path().c_str(), &log) == PHX_OK);
   for (int i = 0; i < 4; ++i) {
-    FileLock lock("open", *log, FileLog::Access::kExclusive, phx::Deadline::after_ms(1000));
-    MUST(lock.status() == PHX_OK);
-    const phx_status status = log->refresh("open");
+    const phx_status status = log->lock("open", FileLog::Access::kExclusive, phx::Deadline::after_ms(1000));
     check(status);
+    const FileLock lock = status == PHX_OK ? FileLock(*log, std::adopt_lock) : FileLock();
     read_all(*log);
     if (status == PHX_OK && whole()) append(*log, file, kKeys[input.below(3)], input.bytes(input.byte()));
     switch (input.below(4)) {

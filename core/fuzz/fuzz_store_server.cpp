@@ -51,12 +51,12 @@ class Client {
   }
   void show_token() {
     Greeting greeting;
-    std::string bytes(kGreetingBytes, '\0');
-    if (fuzz::receive(fd_.get(), &bytes[0], bytes.size(), MSG_WAITALL) != static_cast<ssize_t>(bytes.size())) return;
-    MUST(decode(bytes, &greeting));
+    if (fuzz::receive(fd_.get(), &greeting, sizeof greeting, MSG_WAITALL) != static_cast<ssize_t>(sizeof greeting))
+      return;
+    MUST(greeting.magic == kProtocol);
     Answer answer{};
     answer.proof = make_proof(Side::kClient, kToken, greeting, answer.nonce);
-    send(encode(answer));
+    send(bytes_of(answer));
   }
   void send(const std::string &bytes) {
     if (fd_.valid()) (void)!::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);

@@ -66,12 +66,15 @@ bool closed_by_peer(const Fd &fd) {
 
 Fd authenticated(uint16_t port) {
   Fd fd = raw_connect(port);
-  Greeting greeting;
-  CHECK(decode(raw_receive(fd, kGreetingBytes), &greeting));
+  const std::string bytes = raw_receive(fd, sizeof(Greeting));
+  CHECK(bytes.size() == sizeof(Greeting));
+  const auto greeting = decode<Greeting>(bytes);
+  CHECK(greeting.magic == kProtocol);
   Answer answer{};
   answer.proof = make_proof(Side::kClient, kToken, greeting, answer.nonce);
-  raw_send(fd, encode(answer));
-  CHECK(decode_verdict(raw_receive(fd, kVerdictBytes)).accepted);
+  raw_send(fd, bytes_of(answer));
+  const std::string verdict = raw_receive(fd, sizeof(Verdict));
+  CHECK(verdict.size() == sizeof(Verdict) && decode<Verdict>(verdict).accepted == 1);
   return fd;
 }
 
@@ -112,7 +115,7 @@ TEST(random_bytes_before_the_handshake_close_only_their_connection) {
     std::string garbage(1 + random() % 300, '\0');
     for (char &c : garbage) c = static_cast<char>(random());
     raw_send(fd, garbage);
-    if (garbage.size() >= kAnswerBytes) CHECK(closed_by_peer(fd));
+    if (garbage.size() >= sizeof(Answer)) CHECK(closed_by_peer(fd));
   }
   served.check_alive();
 }
@@ -168,8 +171,8 @@ TEST(a_request_that_comes_byte_by_byte_is_answered) {
     raw_send(fd, std::string(1, c));
     served.check_alive();  // meanwhile the others go on
   }
-  const std::string reply = raw_receive(fd, kFrameSizeBytes + kReplyHeaderBytes + 5);
-  CHECK(reply.substr(kFrameSizeBytes + kReplyHeaderBytes) == "value");
+  const std::string reply = raw_receive(fd, sizeof(FrameSize) + sizeof(ReplyHead) + 5);
+  CHECK(reply.substr(sizeof(FrameSize) + sizeof(ReplyHead)) == "value");
 }
 
 TEST(requests_sent_at_once_are_answered_in_their_order) {
@@ -179,9 +182,9 @@ TEST(requests_sent_at_once_are_answered_in_their_order) {
   for (int i = 0; i < 100; ++i) requests += request_bytes(Op::kAdd, 1, "counter");
   raw_send(fd, requests);
   for (int i = 1; i <= 100; ++i) {
-    const std::string head = raw_receive(fd, kFrameSizeBytes);
+    const std::string head = raw_receive(fd, sizeof(FrameSize));
     Reply reply;
-    CHECK(head.size() == kFrameSizeBytes && decode(raw_receive(fd, decode_size(head.data())), &reply) == nullptr);
+    CHECK(head.size() == sizeof(FrameSize) && decode(raw_receive(fd, decode<FrameSize>(head)), &reply) == nullptr);
     CHECK(reply.status == PHX_OK && reply.number == i);
   }
 }
@@ -246,8 +249,8 @@ class FakeServer {
     thread_ = std::thread([this, greeting] {
       Fd fd(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
       raw_send(fd, greeting);
-      raw_receive(fd, kAnswerBytes);
-      raw_send(fd, encode(Verdict{true, Digest{}}));
+      raw_receive(fd, sizeof(Answer));
+      raw_send(fd, bytes_of(Verdict{1, Digest{}}));
       raw_receive(fd, 1);  // until the client has gone
     });
   }
@@ -270,7 +273,7 @@ TEST(what_answers_but_is_no_store_is_reported_as_such) {
 }
 
 TEST(a_server_that_does_not_know_the_token_is_not_trusted) {
-  FakeServer fake(encode(Greeting{}));
+  FakeServer fake(bytes_of(Greeting{}));
   phx_store *out = nullptr;
   CHECK_FAILS(PHX_ERR_PERMISSION, "does not know this token",
               phx_store_tcp_connect("127.0.0.1", fake.port, kToken.data(), kToken.size(), kLongMs, &out));

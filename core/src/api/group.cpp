@@ -153,7 +153,7 @@ phx_status phx_group_create_with_options(phx_world *world, const char *name, con
     params.ranks.assign(ranks, ranks + count);
     params.group_rank = self;
     params.of_world = true;
-    params.store = phx::StoreRef(w.store());
+    params.store = phx::store_ref(w.store());
     // Groups of the same name with other ranks, such as the rows of a mesh, may be created at the same time.
     const uint64_t members = phx::hash_bytes(ranks, count * sizeof *ranks);
     params.name_key = w.job() + "/group/" + name + "/" + std::to_string(members);
@@ -188,7 +188,7 @@ phx_status phx_group_attach_with_options(phx_world *world, const char *name, int
     params.name = name;
     for (int32_t i = 0; i < group_size; ++i) params.ranks.push_back(i);
     params.group_rank = group_rank;
-    params.store = phx::StoreRef(store);
+    params.store = phx::store_ref(store);
     params.name_key = w.job() + "/attach/" + name;
     if (status == PHX_OK) status = read_options(operation, options, &params);
     return make(world, operation, std::move(params), status, timeout_ms, out);

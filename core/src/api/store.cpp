@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "api/entry.h"
-#include "store/semantics.h"
 #include "store/store.h"
 
 using phx::guarded;

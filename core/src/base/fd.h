@@ -1,9 +1,10 @@
-// Owners of file descriptors and mappings.
+// Owners of file descriptors and mappings, and a loop of reads or writes.
 #pragma once
 
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <utility>
 
@@ -70,5 +71,20 @@ class Mapping {
   void *base_ = nullptr;
   size_t size_ = 0;
 };
+
+// Calls move(offset, size), a system call that reads or writes, until all is moved. Returns how much was: if it is
+// less, errno says why, and 0 means that a call moved nothing.
+template <class Move>
+size_t move_all(size_t size, Move move) {
+  size_t moved = 0;
+  while (moved < size) {
+    const ssize_t count = move(moved, size - moved);
+    if (count < 0 && errno == EINTR) continue;
+    if (count == 0) errno = 0;
+    if (count <= 0) break;
+    moved += static_cast<size_t>(count);
+  }
+  return moved;
+}
 
 }  // namespace phx

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "base/error.h"
-#include "store/semantics.h"
+#include "store/store.h"
 
 namespace phx {
 namespace {

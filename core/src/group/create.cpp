@@ -18,7 +18,7 @@
 #include "base/hash.h"
 #include "group/attempt.h"
 #include "group/group.h"
-#include "store/semantics.h"
+#include "store/store.h"
 
 namespace phx {
 namespace {

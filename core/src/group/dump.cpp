@@ -127,13 +127,9 @@ int64_t unix_ns() {
 
 phx_status write_file(const std::string &path, const std::string &text) {
   const Fd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  size_t written = 0;
-  while (fd.valid() && written < text.size()) {
-    const ssize_t put = write(fd.get(), text.data() + written, text.size() - written);
-    if (put < 0 && errno != EINTR) break;
-    if (put > 0) written += static_cast<size_t>(put);
-  }
-  return fd.valid() && written == text.size() ? PHX_OK : PHX_ERR_SYSTEM;
+  if (!fd.valid()) return PHX_ERR_SYSTEM;
+  const auto write_some = [&](size_t offset, size_t left) { return write(fd.get(), text.data() + offset, left); };
+  return move_all(text.size(), write_some) == text.size() ? PHX_OK : PHX_ERR_SYSTEM;
 }
 
 }  // namespace

@@ -12,7 +12,6 @@
 namespace phx {
 namespace {
 
-constexpr const char *kOpen = "group_create";
 constexpr int kAsked = 16;
 constexpr int64_t kUnarmedNs = 200 * 1000;  // a sleep without a descriptor to wait for
 
@@ -39,13 +38,8 @@ phx_status Endpoint::open(void *self) {
   return ops_.address(endpoint_, &address_[0], &bytes);
 }
 
-void Endpoint::end_rest() {
-  rest_ = false;
-  progress_.relent(*this);
-}
-
 Endpoint::~Endpoint() {
-  if (rest_) end_rest();
+  if (rest_) progress_.relent(*this);
   if (endpoint_ != nullptr) ops_.close(endpoint_);
 }
 
@@ -147,7 +141,10 @@ bool Endpoint::advance_pending() {
   std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
   if (!lock.owns_lock()) return false;  // another thread of this rank does that
   const bool moved = progress();
-  if (rest_ && ops_.unsent(endpoint_) == 0) end_rest();
+  if (rest_ && ops_.unsent(endpoint_) == 0) {
+    rest_ = false;
+    progress_.relent(*this);
+  }
   return moved;
 }
 

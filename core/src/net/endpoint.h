@@ -70,8 +70,7 @@ class Endpoint final : public ProgressSource {
       : progress_(world.progress()), ops_(ops), owner_(std::move(owner)) {}
   phx_status open(void *self);
   void look_behind();  // after a send is complete, with the mutex held
-  void end_rest();
-  bool progress();  // with the mutex held; whether anything moved
+  bool progress();     // with the mutex held; whether anything moved
 
   Progress &progress_;
   const phx_carrier_ops ops_;

@@ -28,13 +28,12 @@ Net::~Net() { disconnect_all(false); }
 phx_status Net::prepare() { return Endpoint::of(group_.world(), &endpoint_); }
 
 phx_status Net::connect(const Deadline &deadline) {
-  phx_status status = endpoint_ ? PHX_OK : prepare();
-  status = group_.confirm(kCreate, status, deadline);  // in a derived group this rank may be the only one without
-  if (status != PHX_OK) return status;
+  // In a derived group this rank may be the only one without.
+  PHX_TRY(group_.confirm(kCreate, endpoint_ ? PHX_OK : prepare(), deadline));
   number_ = endpoint_->take_number();
   peers_.assign(group_.size(), nullptr);
   ended_.assign(group_.size(), false);
-  status = exchange_addresses(deadline);
+  phx_status status = exchange_addresses(deadline);
   PHX_FAILPOINT("net_connect", 1);
   if (status == PHX_OK) status = greet(deadline);
   PHX_FAILPOINT("net_connect", 2);
@@ -93,9 +92,7 @@ phx_status Net::greet(const Deadline &deadline) {
 
 phx_status Net::reach(int rank, void **peer) {
   if (ended_[rank]) return fail_text(PHX_ERR_PEER_DEAD, "connect", "this rank has ended the connection");
-  if (peers_[rank] == nullptr) {
-    PHX_TRY(endpoint_->connect(where_[rank], &peers_[rank]));
-  }
+  if (peers_[rank] == nullptr) PHX_TRY(endpoint_->connect(where_[rank], &peers_[rank]));
   *peer = peers_[rank];
   return PHX_OK;
 }
@@ -203,13 +200,15 @@ phx_status Transfers::poll() {
   if (error_ == nullptr) {
     if (list_.empty()) return PHX_OK;
     int peer = -1;
-    if (net_->test(&list_, &peer) == PHX_OK) return list_.empty() ? PHX_OK : PHX_IN_PROGRESS;
-    keep_error(peer);
+    const phx_status status = net_->test(&list_, &peer);
+    if (status == PHX_OK) return list_.empty() ? PHX_OK : PHX_IN_PROGRESS;
+    keep(peer, status);
   }
   return set_last_error(*error_);
 }
 
-void Transfers::keep_error(int rank) {
+void Transfers::keep(int rank, phx_status status) {
+  if (status == PHX_OK) return;
   error_ = std::make_unique<ErrorInfo>(last_error());
   peer_ = rank;
 }

@@ -109,22 +109,19 @@ inline Net &net_of(const Group &group) { return group.attached<Net>(); }
 class Scratch {
  public:
   Scratch() = default;
-  // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): it goes back to `net`, and ends with it
-  Scratch(Net &net, size_t bytes) : net_(&net), memory_(net.take_memory(bytes)) {}
-  Scratch(Scratch &&other) noexcept = default;
-  Scratch &operator=(Scratch &&other) noexcept {
-    std::swap(net_, other.net_);
-    std::swap(memory_, other.memory_);
-    return *this;
+  Scratch(Net &net, size_t bytes) {
+    Net::Memory memory = net.take_memory(bytes);
+    memory_ = {memory.bytes.release(), {&net, memory.size}};
   }
-  ~Scratch() {
-    if (memory_.bytes != nullptr) net_->give_back_memory(std::move(memory_));
-  }
-  char *data() const { return memory_.bytes.get(); }
+  char *data() const { return memory_.get(); }
 
  private:
-  Net *net_ = nullptr;
-  Net::Memory memory_;
+  struct GiveBack {
+    Net *net;
+    size_t size;
+    void operator()(char *bytes) const { net->give_back_memory({std::unique_ptr<char[]>(bytes), size}); }
+  };
+  std::unique_ptr<char[], GiveBack> memory_;
 };
 
 // What one step of an operation has under way. Gives up what is left when it goes.
@@ -139,13 +136,13 @@ class Transfers {
 
   // After an error these do nothing, and `poll` returns it.
   void send(int to, const MessageName &name, const void *data, size_t bytes) {
-    begin(to, [&] { return net_->send(to, name, data, bytes, &list_); });
+    if (error_ == nullptr) keep(to, net_->send(to, name, data, bytes, &list_));
   }
   void recv(int from, const MessageName &name, void *data, size_t bytes) {
-    begin(from, [&] { return net_->recv(from, name, data, bytes, true, &list_); });
+    if (error_ == nullptr) keep(from, net_->recv(from, name, data, bytes, true, &list_));
   }
   void recv_some(int from, const MessageName &name, void *data, size_t most) {
-    begin(from, [&] { return net_->recv(from, name, data, most, false, &list_); });
+    if (error_ == nullptr) keep(from, net_->recv(from, name, data, most, false, &list_));
   }
   // PHX_OK once all is complete. An error stays, and is this thread's last one.
   phx_status poll();
@@ -154,12 +151,7 @@ class Transfers {
   std::vector<int> late() const;
 
  private:
-  template <class Begin>
-  void begin(int rank, const Begin &begin) {
-    if (error_ != nullptr || begin() == PHX_OK) return;
-    keep_error(rank);
-  }
-  void keep_error(int rank);
+  void keep(int rank, phx_status status);  // the thread's last error, if the status is one
 
   Net *net_;
   std::vector<Carried> list_;

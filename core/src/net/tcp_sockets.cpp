@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "world/host_address.h"
+
 namespace phx::net {
 namespace {
 
@@ -24,42 +26,12 @@ bool has(int fd, int level, int option, int value) {
 }
 bool is_tcp(int fd) { return has(fd, SOL_SOCKET, SO_PROTOCOL, IPPROTO_TCP); }
 
-// An address of a socket, if it is of the internet.
-struct Name {
-  bool known = false;
-  uint16_t port = 0;  // in the order of the network
-  in_addr host4{};
-  in6_addr host6{};
-  bool is_6 = false;
-};
-template <class Get>
-Name name_of(int fd, Get get) {
-  Name name;
-  sockaddr_storage address{};
-  socklen_t size = sizeof address;
-  if (get(fd, reinterpret_cast<sockaddr *>(&address), &size) != 0) return name;
-  name.known = address.ss_family == AF_INET || address.ss_family == AF_INET6;
-  name.is_6 = address.ss_family == AF_INET6;
-  if (name.is_6) {
-    const auto *const in = reinterpret_cast<const sockaddr_in6 *>(&address);
-    name.port = in->sin6_port;
-    name.host6 = in->sin6_addr;
-  } else if (name.known) {
-    const auto *const in = reinterpret_cast<const sockaddr_in *>(&address);
-    name.port = in->sin_port;
-    name.host4 = in->sin_addr;
-  }
-  return name;
-}
-
 // Whether the peer's host is in an address of UCX. Such an address does not name the loopback.
 bool leads_to(int fd, const void *address, size_t bytes) {
-  const Name peer = name_of(fd, getpeername);
-  if (!peer.known) return false;
-  if (peer.is_6)
-    return IN6_IS_ADDR_LOOPBACK(&peer.host6) || memmem(address, bytes, &peer.host6, sizeof peer.host6) != nullptr;
-  const bool loopback = (ntohl(peer.host4.s_addr) >> 24) == IN_LOOPBACKNET;
-  return loopback || memmem(address, bytes, &peer.host4, sizeof peer.host4) != nullptr;
+  const HostAddress peer = socket_address(fd, getpeername);
+  if (peer.family == 0) return false;
+  return is_loopback(peer) ||
+         memmem(address, bytes, peer.ip, peer.family == AF_INET6 ? sizeof(in6_addr) : sizeof(in_addr)) != nullptr;
 }
 
 bool is_dead(int fd) {
@@ -85,7 +57,7 @@ void for_each_descriptor(Body body) {
 std::vector<uint16_t> listening_ports() {
   std::vector<uint16_t> ports;
   for_each_descriptor([&](int fd) {
-    if (is_tcp(fd) && has(fd, SOL_SOCKET, SO_ACCEPTCONN, 1)) ports.push_back(name_of(fd, getsockname).port);
+    if (is_tcp(fd) && has(fd, SOL_SOCKET, SO_ACCEPTCONN, 1)) ports.push_back(socket_address(fd, getsockname).port);
   });
   return ports;
 }
@@ -100,14 +72,16 @@ void TcpSockets::before_worker() { ports_ = listening_ports(); }
 
 void TcpSockets::after_worker(const void *address, size_t bytes) {
   std::vector<uint16_t> own;
-  for (const uint16_t port : listening_ports())
-    if (!contains(ports_, port) && memmem(address, bytes, &port, sizeof port) != nullptr) own.push_back(port);
+  for (const uint16_t port : listening_ports()) {
+    const uint16_t sent = htons(port);
+    if (!contains(ports_, port) && memmem(address, bytes, &sent, sizeof sent) != nullptr) own.push_back(port);
+  }
   ports_ = std::move(own);
 }
 
 bool TcpSockets::is_one(int fd) const {
   if (!is_tcp(fd) || has(fd, SOL_SOCKET, SO_ACCEPTCONN, 1)) return false;
-  return contains(ports_, name_of(fd, getsockname).port) ||
+  return contains(ports_, socket_address(fd, getsockname).port) ||
          (has(fd, IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds) &&
           has(fd, IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds) && has(fd, IPPROTO_TCP, TCP_KEEPCNT, kKeepCount));
 }

@@ -36,7 +36,7 @@ class TcpSockets {
   template <class Chosen>
   int shut(Chosen chosen) const;
 
-  std::vector<uint16_t> ports_;  // in the order of the network
+  std::vector<uint16_t> ports_;
 };
 
 }  // namespace phx::net

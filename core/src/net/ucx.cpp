@@ -1,10 +1,8 @@
 #include "net/ucx.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <sstream>
 #include <unordered_set>
@@ -13,9 +11,9 @@
 
 #include "base/deadline.h"
 #include "base/error.h"
+#include "base/thread.h"
 #include "net/tcp_sockets.h"
 #include "net/ucx_api.h"
-#include "net/ucx_library.h"
 
 namespace phx {
 namespace net {
@@ -56,8 +54,6 @@ const char *name_in(const std::string &name, unsigned minor) {
   return name.c_str() + (minor < 17 && name.rfind("TCP_", 0) == 0 ? 4 : 0);
 }
 
-struct Transfer;
-
 // A connection. It outlives its end for as long as transfers name it.
 struct Peer {
   ucx::Endpoint to = nullptr;  // NULL: closed
@@ -67,15 +63,13 @@ struct Peer {
   bool connected = true;  // not yet disconnected by the core
   bool stuck = false;     // UCX did not end its requests in time
   size_t transfers = 0;
-  Transfer *sends = nullptr;  // those under way
 };
 
 struct Transfer {
-  Peer *peer;
+  Peer *peer;  // NULL: not in use
   void *request;
   bool receives;
   size_t capacity;
-  Transfer *next, **link;  // among the peer's sends
 };
 
 struct Endpoint {
@@ -83,7 +77,6 @@ struct Endpoint {
   ~Endpoint() {
     if (worker != nullptr) api.worker_destroy(worker);
     if (context != nullptr) api.cleanup(context);
-    for (Transfer *transfer : unused) delete transfer;
   }
   Endpoint(const Endpoint &) = delete;
   Endpoint &operator=(const Endpoint &) = delete;
@@ -91,40 +84,29 @@ struct Endpoint {
   const ucx::Api &api;
   ucx::Context context = nullptr;
   ucx::Worker worker = nullptr;
+  std::string own;  // the worker's address
   int fd = -1;
   TcpSockets sockets;
   int64_t look_at_ns = 0;  // when `arm` looks next for hosts that are gone
   bool over_tcp = false;   // a connection is
   void *flush = nullptr;   // of the worker, under way
   std::unordered_set<Peer *> peers;
-  std::vector<Transfer *> unused;
-  std::vector<void *> orphans;  // requests that UCX has not ended; nothing can touch their data any more
+  std::deque<Transfer> transfers;
+  std::vector<Transfer *> unused;  // of these
+  std::vector<void *> orphans;     // requests that UCX has not ended; nothing can touch their data any more
 
   Transfer *begin(Peer *peer, void *request, bool receives, size_t capacity) {
-    Transfer *transfer;
-    if (unused.empty()) {
-      transfer = new Transfer;
-    } else {
-      transfer = unused.back();
-      unused.pop_back();
-    }
-    *transfer = {peer, request, receives, capacity, nullptr, nullptr};
+    if (unused.empty()) unused.push_back(&transfers.emplace_back());
+    Transfer *const transfer = unused.back();
+    unused.pop_back();
+    *transfer = {peer, request, receives, capacity};
     ++peer->transfers;
-    if (!receives) {
-      transfer->next = peer->sends;
-      transfer->link = &peer->sends;
-      if (transfer->next != nullptr) transfer->next->link = &transfer->next;
-      peer->sends = transfer;
-    }
     return transfer;
   }
   void end(Transfer *transfer) {
-    if (transfer->link != nullptr) {
-      *transfer->link = transfer->next;
-      if (transfer->next != nullptr) transfer->next->link = transfer->link;
-    }
-    --transfer->peer->transfers;
-    forget(transfer->peer);
+    Peer *const peer = std::exchange(transfer->peer, nullptr);
+    --peer->transfers;
+    forget(peer);
     unused.push_back(transfer);
   }
   void forget(Peer *peer) {
@@ -142,6 +124,12 @@ struct Endpoint {
     return true;
   }
   bool under_way(void *request) const { return api.request_status(request) == ucx::kInProgress; }
+  // Waits for the end of a request, which is then freed. Returns whether it has ended.
+  bool settle(void *request, int64_t patience_ns = kPatienceNs) {
+    if (!progress_until([&] { return !under_way(request); }, patience_ns)) return false;
+    api.request_free(request);
+    return true;
+  }
 };
 
 phx_status failed(const ucx::Api &api, const char *what, ucx::Status status) {
@@ -151,22 +139,6 @@ phx_status failed(const ucx::Api &api, const char *what, ucx::Status status) {
 phx_status lost(const ucx::Api &api, const Peer &peer) {
   return fail_text(PHX_ERR_PEER_DEAD, kName, "the connection is lost (UCX: %s)", api.status_text(peer.lost));
 }
-
-// Threads that UCX starts meanwhile get no signals of the application.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked &) = delete;
-  SignalsBlocked &operator=(const SignalsBlocked &) = delete;
-
- private:
-  sigset_t before_;
-};
 
 phx_status make_context(const ucx::Library &library, ucx::Context *out) {
   const ucx::Api &api = library.api;
@@ -195,7 +167,7 @@ phx_status open(void *, void **out) {
   const ucx::Library *const library = ucx::find_library(&problem);
   if (library == nullptr) return fail_text(PHX_ERR_UNSUPPORTED, kName, "%s", problem.c_str());
   const ucx::Api &api = library->api;
-  const SignalsBlocked blocked;
+  const SignalsBlocked blocked;  // for threads that UCX starts meanwhile
   auto self = std::make_unique<Endpoint>(api);
   PHX_TRY(make_context(*library, &self->context));
   ucx::WorkerParameters worker{};
@@ -211,24 +183,20 @@ phx_status open(void *, void **out) {
   size_t size = 0;
   status = api.worker_address(self->worker, &own, &size);
   if (status != ucx::kOk) return failed(api, "getting a worker's address", status);
-  self->sockets.after_worker(own, size);
+  self->own.assign(reinterpret_cast<const char *>(own), size);
   api.release_address(self->worker, own);
+  self->sockets.after_worker(self->own.data(), size);
   *out = self.release();
   return PHX_OK;
 }
 
 phx_status address(void *endpoint, void *out, size_t *bytes) {
-  Endpoint &self = *static_cast<Endpoint *>(endpoint);
-  ucx::Address own = nullptr;
-  size_t size = 0;
-  const ucx::Status status = self.api.worker_address(self.worker, &own, &size);
-  if (status != ucx::kOk) return failed(self.api, "getting a worker's address", status);
-  const size_t room = *bytes;
-  if (size <= room) std::memcpy(out, own, size);
-  *bytes = size;
-  self.api.release_address(self.worker, own);
-  if (size <= room) return PHX_OK;
-  return fail_text(PHX_ERR_INVALID, kName, "the address takes %zu bytes; there is room for %zu", size, room);
+  const Endpoint &self = *static_cast<Endpoint *>(endpoint);
+  const size_t size = self.own.size(), room = std::exchange(*bytes, size);
+  if (size > room)
+    return fail_text(PHX_ERR_INVALID, kName, "the address takes %zu bytes; there is room for %zu", size, room);
+  std::memcpy(out, self.own.data(), size);
+  return PHX_OK;
 }
 
 void lose(Peer *peer, ucx::Status status) {
@@ -314,11 +282,7 @@ void close_connection(Endpoint &self, Peer *peer) {
   parameters.mask = ucx::RequestParameters::kFlags;
   parameters.flags = ucx::RequestParameters::kForce;
   void *const request = self.api.endpoint_close(std::exchange(peer->to, nullptr), &parameters);
-  if (request == nullptr || ucx::is_error(request)) return;
-  if (self.progress_until([&] { return !self.under_way(request); })) {
-    self.api.request_free(request);
-    return;
-  }
+  if (request == nullptr || ucx::is_error(request) || self.settle(request)) return;
   PHX_LOG(PHX_LOG_WARNING, "UCX has not closed a connection within a second; its memory is kept");
   peer->stuck = true;
   self.orphans.push_back(request);
@@ -429,23 +393,16 @@ int32_t arm(void *endpoint, int32_t *fd) {
 void flush_connection(Endpoint &self, Peer *peer) {
   const int64_t end_ns = now_ns() + kPatienceNs;
   const auto sent = [&] {
-    for (Transfer *transfer = peer->sends; transfer != nullptr; transfer = transfer->next)
-      if (self.under_way(transfer->request)) return false;
+    for (const Transfer &transfer : self.transfers)
+      if (transfer.peer == peer && !transfer.receives && self.under_way(transfer.request)) return false;
     return true;
   };
   if (!self.progress_until([&] { return peer->lost != ucx::kOk || sent(); }) || peer->lost != ucx::kOk) return;
   ucx::RequestParameters parameters{};
   void *const request = self.api.endpoint_flush(peer->to, &parameters);
-  if (request == nullptr || ucx::is_error(request)) return;
-  if (self.progress_until([&] { return !self.under_way(request); }, end_ns - now_ns())) {
-    self.api.request_free(request);
-    return;
-  }
+  if (request == nullptr || ucx::is_error(request) || self.settle(request, end_ns - now_ns())) return;
   close_connection(self, peer);  // which ends the flush
-  if (!self.under_way(request))
-    self.api.request_free(request);
-  else
-    self.orphans.push_back(request);
+  if (!self.settle(request, 0)) self.orphans.push_back(request);
 }
 
 void disconnect(void *endpoint, void *which, int32_t flush) {
@@ -467,26 +424,19 @@ void drop_unexpected(Endpoint &self) {
     if (message == nullptr) return;
     void *const request = self.api.receive_probed(self.worker, nullptr, 0, message, &parameters);
     if (request == nullptr || ucx::is_error(request)) continue;
-    const bool ended = self.progress_until([&] { return !self.under_way(request); }, kPatienceNs / 20);
+    if (self.settle(request, kPatienceNs / 20)) continue;
     self.orphans.push_back(request);
-    if (!ended) return;  // a part of the message is missing
+    return;  // a part of the message is missing
   }
 }
 
 void close(void *endpoint) {
   const std::unique_ptr<Endpoint> self(static_cast<Endpoint *>(endpoint));
-  while (true) {
-    Peer *open = nullptr;
-    for (Peer *peer : self->peers)
-      if (peer->connected) open = peer;
-    if (open == nullptr) break;
-    disconnect(self.get(), open, 0);
-  }
+  const std::vector<Peer *> all(self->peers.begin(), self->peers.end());  // a disconnect takes its peer from the set
+  for (Peer *peer : all)
+    if (peer->connected) disconnect(self.get(), peer, 0);
   drop_unexpected(*self);
-  if (self->flush != nullptr) {
-    self->progress_until([&] { return !self->under_way(self->flush); }, kPatienceNs / 20);
-    self->orphans.push_back(self->flush);
-  }
+  if (self->flush != nullptr && !self->settle(self->flush, kPatienceNs / 20)) self->orphans.push_back(self->flush);
   for (void *request : self->orphans)
     if (!self->under_way(request)) self->api.request_free(request);
   self->orphans.clear();
@@ -539,11 +489,10 @@ UcxFacts ucx_facts() {
   UcxFacts facts;
   const ucx::Library *const library = ucx::find_library(&facts.problem);
   if (library == nullptr) return facts;
-  facts.found = true;
   facts.path = library->path;
   facts.version =
       std::to_string(library->major) + "." + std::to_string(library->minor) + "." + std::to_string(library->release);
-  const net::SignalsBlocked blocked;
+  const SignalsBlocked blocked;
   const KeptError kept;
   ucx::Context context = nullptr;
   if (net::make_context(*library, &context) != PHX_OK) {

@@ -16,8 +16,7 @@ const phx_carrier_ops *ucx_carrier();
 
 // What ucx_carrier() finds, for `phalanx doctor`.
 struct UcxFacts {
-  bool found = false;
-  std::string path;        // of libucp.so.0
+  std::string path;        // of libucp.so.0; empty: it is not found
   std::string version;     // "1.13.1"
   std::string problem;     // why it is not found or cannot be used
   std::string transports;  // what a group would use: "tcp/eth0 tcp/lo"

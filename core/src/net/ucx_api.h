@@ -1,7 +1,7 @@
-// The part of UCX that the core calls (ucp/api/ucp.h). The library is loaded when it is first needed, so that one
-// build, made without UCX, serves hosts with and without it. The structs are those of UCX 1.13. Later versions append
-// fields, and a mask says which fields are set; `later` is room for what they append. tests/check_ucx.cpp compares the
-// declarations with the real header.
+// The part of UCX that the core calls (ucp/api/ucp.h), and how it is found. The library is loaded when it is first
+// needed, so that one build, made without UCX, serves hosts with and without it. The structs are those of UCX 1.13.
+// Later versions append fields, and a mask says which fields are set; `later` is room for what they append, and for
+// fields of 1.13 that are not used. tests/check_ucx.cpp compares the declarations with the real header.
 #pragma once
 
 #include <sched.h>
@@ -9,22 +9,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <string>
 
 namespace phx::ucx {
 
 using Status = int8_t;  // 0: success; 1: in progress; negative: an error
 constexpr Status kOk = 0, kInProgress = 1, kNoMemory = -4, kTruncated = -9, kCanceled = -16, kFirstError = -100;
 
-struct OpaqueContext;
-using Context = OpaqueContext *;
-struct OpaqueConfig;
-using Config = OpaqueConfig *;
-struct OpaqueWorker;
-using Worker = OpaqueWorker *;
-struct OpaqueEndpoint;
-using Endpoint = OpaqueEndpoint *;
-struct OpaqueAddress;
-using Address = OpaqueAddress *;
+using Context = struct OpaqueContext *;
+using Config = struct OpaqueConfig *;
+using Worker = struct OpaqueWorker *;
+using Endpoint = struct OpaqueEndpoint *;
+using Address = struct OpaqueAddress *;
 
 struct Parameters {
   static constexpr uint64_t kFeatures = 1 << 0, kName = 1 << 8;  // of `mask`
@@ -53,10 +49,7 @@ struct WorkerParameters {
   void *user_data;
   int event_fd;
   uint64_t flags;
-  const char *name;
-  size_t am_alignment;
-  uint64_t client_id;
-  char later[64];
+  char later[88];
 };
 
 struct EndpointParameters {
@@ -69,7 +62,7 @@ struct EndpointParameters {
     void (*call)(void *argument, Endpoint endpoint, Status status);
     void *argument;
   } error_handler;
-  char later[192];  // fields of 1.13 that are not used, and what later versions append
+  char later[192];
 };
 
 struct ReceiveInfo {
@@ -90,9 +83,7 @@ struct RequestParameters {
   void *user_data;
   void *reply;
   int memory_type;
-  void *receive_info;
-  void *memory;
-  char later[64];
+  char later[80];
 };
 
 // What a function that starts an operation returns: NULL if it is complete, an error as a small negative number, or
@@ -142,5 +133,17 @@ struct Api {
   PHX_UCX_FUNCTIONS(PHX_UCX_MEMBER)
 #undef PHX_UCX_MEMBER
 };
+
+struct Library {
+  Api api;
+  std::string path;
+  unsigned major = 0, minor = 0, release = 0;
+};
+
+// The library of the process, which stays loaded. NULL: `problem` says what was tried, why it failed and what to do.
+const Library *find_library(std::string *problem);
+
+// The UCX version whose interface the core uses, and the least that it needs.
+constexpr unsigned kMajor = 1, kMinor = 13;
 
 }  // namespace phx::ucx

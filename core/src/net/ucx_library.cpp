@@ -1,5 +1,4 @@
-#include "net/ucx_library.h"
-
+// Finds and loads UCX.
 #include <dlfcn.h>
 #include <signal.h>
 
@@ -11,6 +10,7 @@
 
 #include "base/environment.h"
 #include "net/ucx.h"
+#include "net/ucx_api.h"
 
 namespace phx {
 namespace ucx {

@@ -2,7 +2,6 @@
 #include "base/error.h"
 #include "base/wait.h"
 #include "store/file_log.h"
-#include "store/semantics.h"
 #include "store/store.h"
 
 namespace phx::store {
@@ -14,21 +13,28 @@ class FileStore final : public phx_store {
 
   phx_status set(const char *key, const void *value, size_t size) override {
     return exclusively("store_set",
-                       [&](const char *operation) { return log_->append_set(operation, key, value, size); });
+                       [&](const char *operation) { return log_->append(operation, FileLog::kSet, key, value, size); });
   }
-  phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
-    return get_before("store_get", key, value, Deadline::after_ms(timeout_ms));
-  }
-  phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
-    const Deadline deadline = Deadline::after_ms(timeout_ms);
-    return wait_for_each(keys, count, [&](auto key) { return get_before("store_wait", key, nullptr, deadline); });
+  // Nothing wakes a reader of a file, so it looks again after growing pauses.
+  phx_status await(const char *operation, const char *key, std::string *value, const Deadline &deadline) override {
+    Backoff backoff(50, 5000);
+    for (;;) {
+      uint64_t known = 0;  // what this look has seen: another thread of this store may see more meanwhile
+      const phx_status status = look(operation, key, value, deadline, &known);
+      if (status != PHX_IN_PROGRESS) return status;
+      do {
+        if (deadline.passed()) return fail_key_timeout(operation, key, deadline);
+        backoff.pause(deadline);
+      } while (!log_->may_have_grown(known));
+    }
   }
   phx_status add(const char *key, int64_t delta, int64_t *result) override {
     return exclusively("store_add", [&](const char *operation) { return add_locked(operation, key, delta, result); });
   }
   phx_status remove(const char *key) override {
-    return exclusively("store_remove", [&](const char *operation) {
-      return log_->find(key) == nullptr ? fail_key_missing(operation, key) : log_->append_remove(operation, key);
+    return exclusively("store_remove", [&](const char *operation) -> phx_status {
+      if (log_->find(key) == nullptr) return fail_key_missing(operation, key);
+      return log_->append(operation, FileLog::kRemove, key, nullptr, 0);
     });
   }
 
@@ -36,49 +42,32 @@ class FileStore final : public phx_store {
   // Runs `body` with the lock and with all that is in the file known.
   template <class Body>
   phx_status exclusively(const char *operation, Body &&body) {
-    FileLock lock(operation, *log_, FileLog::Access::kExclusive, Deadline::after_ms(CallTimeout::ms()));
-    if (lock.status() != PHX_OK) return lock.status();
-    const phx_status status = log_->refresh(operation);
-    return status != PHX_OK ? status : body(operation);
+    PHX_TRY(log_->lock(operation, FileLog::Access::kExclusive, Deadline::after_ms(CallTimeout::ms())));
+    const FileLock lock(*log_, std::adopt_lock);
+    return body(operation);
   }
 
   phx_status add_locked(const char *operation, const char *key, int64_t delta, int64_t *result) {
     std::string current;
     const FileLog::Location *place = log_->find(key);
-    phx_status status = place == nullptr ? PHX_OK : log_->read_value(operation, key, *place, &current);
+    if (place != nullptr) PHX_TRY(log_->read_value(operation, key, *place, &current));
     int64_t sum = 0;
-    if (status == PHX_OK) status = add_to_counter(key, place == nullptr ? nullptr : &current, delta, &sum);
-    if (status != PHX_OK) return status;
+    PHX_TRY(add_to_counter(key, place == nullptr ? nullptr : &current, delta, &sum));
     const std::string text = std::to_string(sum);
-    status = log_->append_set(operation, key, text.data(), text.size());
-    if (status == PHX_OK) *result = sum;
-    return status;
+    PHX_TRY(log_->append(operation, FileLog::kSet, key, text.data(), text.size()));
+    *result = sum;
+    return PHX_OK;
   }
 
-  // Nothing wakes a reader of a file, so it looks again after growing pauses. value may be NULL.
-  phx_status get_before(const char *operation, const char *key, std::string *value, const Deadline &deadline) {
-    Backoff backoff(50, 5000);
-    for (;;) {
-      bool found = false;
-      uint64_t known = 0;  // what this look has seen: another thread of this store may see more meanwhile
-      const phx_status status = look(operation, key, value, deadline, &found, &known);
-      if (status != PHX_OK || found) return status;
-      do {
-        if (deadline.passed()) return fail_key_timeout(operation, key, deadline);
-        backoff.pause(deadline);
-      } while (!log_->may_have_grown(known));
-    }
-  }
-
-  phx_status look(const char *operation, const char *key, std::string *value, const Deadline &deadline, bool *found,
+  // PHX_IN_PROGRESS: the key is not there.
+  phx_status look(const char *operation, const char *key, std::string *value, const Deadline &deadline,
                   uint64_t *known) {
-    FileLock lock(operation, *log_, FileLog::Access::kShared, deadline);
-    if (lock.status() != PHX_OK) return lock.status();
-    PHX_TRY(log_->refresh(operation));
+    PHX_TRY(log_->lock(operation, FileLog::Access::kShared, deadline));
+    const FileLock lock(*log_, std::adopt_lock);
     *known = log_->known();
     const FileLog::Location *place = log_->find(key);
-    *found = place != nullptr;
-    return place == nullptr || value == nullptr ? PHX_OK : log_->read_value(operation, key, *place, value);
+    if (place == nullptr) return PHX_IN_PROGRESS;
+    return value == nullptr ? PHX_OK : log_->read_value(operation, key, *place, value);
   }
 
   std::unique_ptr<FileLog> log_;
@@ -87,19 +76,15 @@ class FileStore final : public phx_store {
 }  // namespace
 
 phx_status make_file_store(const char *operation, const char *path, phx_store **out) {
-  phx_status status = check_out(operation, out);
-  if (status != PHX_OK) return status;
+  PHX_TRY(check_out(operation, out));
   if (path == nullptr || *path == '\0') return fail(PHX_ERR_INVALID, operation, "the path is empty");
   std::unique_ptr<FileLog> log;
-  status = FileLog::open(operation, path, &log);
-  if (status != PHX_OK) return status;
+  PHX_TRY(FileLog::open(operation, path, &log));
   // A file of something else is refused now and not by a later get.
-  {
-    FileLock lock(operation, *log, FileLog::Access::kShared, Deadline::after_ms(kDefaultTimeoutMs));
-    status = lock.status() != PHX_OK ? lock.status() : log->refresh(operation);
-  }
-  if (status == PHX_OK) *out = new FileStore(std::move(log));
-  return status;
+  PHX_TRY(log->lock(operation, FileLog::Access::kShared, Deadline::after_ms(kDefaultTimeoutMs)));
+  log->unlock();
+  *out = new FileStore(std::move(log));
+  return PHX_OK;
 }
 
 }  // namespace phx::store

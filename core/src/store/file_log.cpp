@@ -12,22 +12,19 @@
 
 #include "base/error.h"
 #include "base/wait.h"
-#include "store/semantics.h"
 #include "store/store.h"
 
 namespace phx::store {
 namespace {
 
-constexpr char kMagic[8] = {'P', 'H', 'X', 'F', 'I', 'L', 'E', '1'};
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
 constexpr size_t kChunk = size_t{64} << 10;  // read at once; larger than any record without its value
 
 struct FileHeader {
-  char magic[sizeof kMagic];
+  char magic[8];
   uint64_t committed;  // bytes of the file that are valid, this header included
 };
-
-enum Kind : uint32_t { kSet = 0x50480001, kRemove = 0x50480002 };
+constexpr FileHeader kEmpty{{'P', 'H', 'X', 'F', 'I', 'L', 'E', '1'}, sizeof(FileHeader)};
 
 struct RecordHeader {  // the key and the value follow
   uint32_t kind;
@@ -55,7 +52,7 @@ uint32_t head_checksum(const RecordHeader &header, const char *key) {
 }
 
 const char *wrong_with(const RecordHeader &header) {
-  if (header.kind != kSet && header.kind != kRemove) return "an unknown kind of record";
+  if (header.kind != FileLog::kSet && header.kind != FileLog::kRemove) return "an unknown kind of record";
   if (header.key_size == 0 || header.key_size > kMaxStoreKey) return "a key of impossible length";
   if (header.value_size > kMaxStoreValue) return "a value of impossible length";
   return nullptr;
@@ -97,28 +94,31 @@ phx_status FileLog::open(const char *operation, const char *path, std::unique_pt
 // ---- the lock
 
 phx_status FileLog::lock(const char *operation, Access access, const Deadline &deadline) {
-  bool taken = false;
-  phx_status status = PHX_OK;
-  const auto tried = [&] { return (status = try_lock(operation, access, &taken)) != PHX_OK || taken; };
+  phx_status status = PHX_IN_PROGRESS;
   // The pauses are short: the lock is held for microseconds, and it has no queue.
-  if (Backoff(20, 250).until(deadline, tried)) return status;
-  return fail(PHX_ERR_TIMEOUT, operation,
-              "%s: the lock of '%s' was not free; see whether a process that uses the file is stopped",
-              timed_out(deadline.budget_ms()).c_str(), path_.c_str());
+  Backoff(20, 250).until(deadline, [&] { return (status = try_lock(operation, access)) != PHX_IN_PROGRESS; });
+  if (status == PHX_IN_PROGRESS)
+    return fail(PHX_ERR_TIMEOUT, operation,
+                "%s: the lock of '%s' was not free; see whether a process that uses the file is stopped",
+                timed_out(deadline.budget_ms()).c_str(), path_.c_str());
+  PHX_TRY(status);
+  FileLock lock(*this, std::adopt_lock);
+  PHX_TRY(refresh(operation));
+  lock.release();  // the caller has it now
+  return PHX_OK;
 }
 
 // Both locks are polled, because neither flock() nor a mutex can be waited for with a deadline.
-phx_status FileLog::try_lock(const char *operation, Access access, bool *taken) {
-  if (!mutex_.try_lock()) return PHX_OK;
-  std::unique_lock<std::mutex> guard(mutex_, std::adopt_lock);
+phx_status FileLog::try_lock(const char *operation, Access access) {
+  std::unique_lock<std::mutex> guard(mutex_, std::try_to_lock);
+  if (!guard) return PHX_IN_PROGRESS;
   PHX_TRY(follow_fork(operation));
   const int how = (access == Access::kShared ? LOCK_SH : LOCK_EX) | LOCK_NB;
   if (flock(fd_.get(), how) == 0) {
     guard.release();  // unlock() gives it back
-    *taken = true;
     return PHX_OK;
   }
-  if (errno == EWOULDBLOCK || errno == EINTR) return PHX_OK;
+  if (errno == EWOULDBLOCK || errno == EINTR) return PHX_IN_PROGRESS;
   return fail_errno(errno, operation, "could not lock '%s'", path_.c_str());
 }
 
@@ -150,22 +150,22 @@ bool FileLog::may_have_grown(uint64_t known) {
 phx_status FileLog::refresh(const char *operation) {
   struct stat info;
   if (fstat(fd_.get(), &info) != 0) return fail_errno(errno, operation, "could not look at '%s'", path_.c_str());
-  const uint64_t known = known_.load(std::memory_order_relaxed);
   const auto file_size = static_cast<uint64_t>(info.st_size);
-  if (file_size == 0 && known == 0) return PHX_OK;  // new: the first writer puts the header there
+  if (file_size == 0 && known_ == 0) return PHX_OK;  // new: the first writer puts the header there
   FileHeader header;
   if (file_size < sizeof header) return damaged(operation, 0, "fewer bytes than the header has");
   PHX_TRY(read_at(operation, &header, sizeof header, 0));
-  if (std::memcmp(header.magic, kMagic, sizeof kMagic) != 0) return damaged(operation, 0, "no magic number of a store");
+  if (std::memcmp(header.magic, kEmpty.magic, sizeof kEmpty.magic) != 0)
+    return damaged(operation, 0, "no magic number of a store");
   if (header.committed < sizeof header || header.committed > file_size || header.committed > kMaxFileBytes)
     return damaged(operation, offsetof(FileHeader, committed), "a count of bytes that does not fit the file");
-  if (header.committed < known) return damaged(operation, offsetof(FileHeader, committed), "less than was read before");
+  if (header.committed < known_)
+    return damaged(operation, offsetof(FileHeader, committed), "less than was read before");
   return read_records(operation, header.committed);
 }
 
 phx_status FileLog::read_records(const char *operation, uint64_t committed) {
-  uint64_t at = std::max<uint64_t>(known_.load(std::memory_order_relaxed), sizeof(FileHeader));
-  known_.store(at, std::memory_order_relaxed);
+  uint64_t at = known_ = std::max<uint64_t>(known_, sizeof(FileHeader));
   std::string chunk;
   uint64_t chunk_at = 0;
   while (at < committed) {
@@ -192,7 +192,7 @@ phx_status FileLog::read_records(const char *operation, uint64_t committed) {
     else
       index_.erase(name);
     at += size;
-    known_.store(at, std::memory_order_relaxed);
+    known_ = at;
   }
   return PHX_OK;
 }
@@ -216,24 +216,14 @@ phx_status FileLog::read_value(const char *operation, const char *key, const Loc
 
 // ---- writing
 
-phx_status FileLog::append_set(const char *operation, const char *key, const void *value, size_t size) {
-  return append(operation, kSet, key, value, size);
-}
-
-phx_status FileLog::append_remove(const char *operation, const char *key) {
-  return append(operation, kRemove, key, nullptr, 0);
-}
-
-phx_status FileLog::append(const char *operation, uint32_t kind, const char *key, const void *value, size_t size) {
+phx_status FileLog::append(const char *operation, Kind kind, const char *key, const void *value, size_t size) {
   // The library's own calls are not checked by the C functions, and what is too long would spoil the file for all.
-  phx_status status = check_key(operation, key);
-  if (status == PHX_OK) status = check_value(operation, value, size);
-  if (status != PHX_OK) return status;
+  PHX_TRY(check_key(operation, key));
+  PHX_TRY(check_value(operation, value, size));
   RecordHeader header{kind, static_cast<uint32_t>(std::strlen(key)), static_cast<uint32_t>(size), checksum(value, size),
                       0};
   header.checksum = head_checksum(header, key);
-  const uint64_t known = known_.load(std::memory_order_relaxed);
-  const uint64_t at = std::max<uint64_t>(known, sizeof(FileHeader));
+  const uint64_t at = std::max<uint64_t>(known_, sizeof(FileHeader));
   const uint64_t end = at + sizeof header + header.key_size + size;
   if (end > kMaxFileBytes)
     return fail(PHX_ERR_NO_MEMORY, operation,
@@ -241,49 +231,30 @@ phx_status FileLog::append(const char *operation, uint32_t kind, const char *key
                 static_cast<unsigned long long>(at), static_cast<unsigned long long>(kMaxFileBytes));
   std::string record(reinterpret_cast<const char *>(&header), sizeof header);
   record.append(key, header.key_size);
-  if (known == 0) status = write_header(operation);
-  if (status == PHX_OK) status = write_at(operation, record.data(), record.size(), at);
-  if (status == PHX_OK) status = write_at(operation, value, size, at + record.size());
+  // The header before anything else, so that a process that dies meanwhile leaves an empty store or an empty file.
+  if (known_ == 0) PHX_TRY(write_at(operation, &kEmpty, sizeof kEmpty, 0));
+  PHX_TRY(write_at(operation, record.data(), record.size(), at));
+  PHX_TRY(write_at(operation, value, size, at + record.size()));
   // Last, because it makes the record valid. The index follows at the next refresh, which reads the file itself.
-  if (status == PHX_OK) status = write_at(operation, &end, sizeof end, offsetof(FileHeader, committed));
-  return status;
-}
-
-// Before anything else, so that a process that dies meanwhile leaves an empty store or an empty file.
-phx_status FileLog::write_header(const char *operation) const {
-  FileHeader header;
-  std::memcpy(header.magic, kMagic, sizeof kMagic);
-  header.committed = sizeof header;
-  return write_at(operation, &header, sizeof header, 0);
+  return write_at(operation, &end, sizeof end, offsetof(FileHeader, committed));
 }
 
 // ---- system calls
 
 phx_status FileLog::read_at(const char *operation, void *data, size_t size, uint64_t offset) const {
-  auto *bytes = static_cast<char *>(data);
-  while (size > 0) {
-    const ssize_t got = pread(fd_.get(), bytes, size, static_cast<off_t>(offset));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return fail_errno(errno, operation, "could not read '%s'", path_.c_str());
-    if (got == 0) return damaged(operation, offset, "the end of the file");
-    bytes += got;
-    size -= static_cast<size_t>(got);
-    offset += static_cast<uint64_t>(got);
-  }
-  return PHX_OK;
+  const size_t moved = move_all(size, [&](size_t at, size_t left) {
+    return pread(fd_.get(), static_cast<char *>(data) + at, left, static_cast<off_t>(offset + at));
+  });
+  if (moved == size) return PHX_OK;
+  if (errno == 0) return damaged(operation, offset + moved, "the end of the file");
+  return fail_errno(errno, operation, "could not read '%s'", path_.c_str());
 }
 
 phx_status FileLog::write_at(const char *operation, const void *data, size_t size, uint64_t offset) const {
-  const auto *bytes = static_cast<const char *>(data);
-  while (size > 0) {
-    const ssize_t put = pwrite(fd_.get(), bytes, size, static_cast<off_t>(offset));
-    if (put < 0 && errno == EINTR) continue;
-    if (put < 0) return fail_errno(errno, operation, "could not write '%s'", path_.c_str());
-    bytes += put;
-    size -= static_cast<size_t>(put);
-    offset += static_cast<uint64_t>(put);
-  }
-  return PHX_OK;
+  const size_t moved = move_all(size, [&](size_t at, size_t left) {
+    return pwrite(fd_.get(), static_cast<const char *>(data) + at, left, static_cast<off_t>(offset + at));
+  });
+  return moved == size ? PHX_OK : fail_errno(errno, operation, "could not write '%s'", path_.c_str());
 }
 
 phx_status FileLog::damaged(const char *operation, uint64_t offset, const char *what) const {

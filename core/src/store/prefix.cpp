@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "store/semantics.h"
 #include "store/store.h"
 
 namespace phx::store {
@@ -11,13 +10,13 @@ namespace {
 
 class PrefixStore final : public phx_store {
  public:
-  PrefixStore(phx_store *base, const char *prefix) : base_(base), prefix_(prefix) {}
+  PrefixStore(phx_store *base, const char *prefix) : base_(store_ref(base)), prefix_(prefix) {}
 
   phx_status set(const char *key, const void *value, size_t size) override {
     return with_key("store_set", key, [&](const char *full) { return base_->set(full, value, size); });
   }
-  phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
-    return with_key("store_get", key, [&](const char *full) { return base_->get(full, value, timeout_ms); });
+  phx_status await(const char *operation, const char *key, std::string *value, const Deadline &deadline) override {
+    return with_key(operation, key, [&](const char *full) { return base_->await(operation, full, value, deadline); });
   }
   phx_status add(const char *key, int64_t delta, int64_t *result) override {
     return with_key("store_add", key, [&](const char *full) { return base_->add(full, delta, result); });
@@ -43,8 +42,8 @@ class PrefixStore final : public phx_store {
   template <class Call>
   phx_status with_key(const char *operation, const char *key, Call &&call) const {
     const std::string full = prefix_ + key;
-    const phx_status status = check_key(operation, full.c_str());  // the two together may be too long
-    return status != PHX_OK ? status : call(full.c_str());
+    PHX_TRY(check_key(operation, full.c_str()));  // the two together may be too long
+    return call(full.c_str());
   }
 
   StoreRef base_;
@@ -54,13 +53,12 @@ class PrefixStore final : public phx_store {
 }  // namespace
 
 phx_status make_prefix_store(const char *operation, phx_store *base, const char *prefix, phx_store **out) {
-  phx_status status = check_store(operation, base);
-  if (status == PHX_OK) status = check_out(operation, out);
-  if (status != PHX_OK) return status;
+  PHX_TRY(check_store(operation, base));
+  PHX_TRY(check_out(operation, out));
   if (prefix == nullptr) return fail(PHX_ERR_INVALID, operation, "the prefix is NULL");
-  if (*prefix != '\0') status = check_key(operation, prefix);  // "" is allowed: a view of the whole store
-  if (status == PHX_OK) *out = new PrefixStore(base, prefix);
-  return status;
+  if (*prefix != '\0') PHX_TRY(check_key(operation, prefix));  // "" is allowed: a view of the whole store
+  *out = new PrefixStore(base, prefix);
+  return PHX_OK;
 }
 
 }  // namespace phx::store

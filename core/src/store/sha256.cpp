@@ -1,8 +1,7 @@
 // SHA-256 and HMAC as their standards spell them; a handshake hashes a few hundred bytes, so plain code is fast enough.
 #include "store/sha256.h"
 
-#include <algorithm>
-#include <cstring>
+#include <utility>
 
 namespace phx::store {
 namespace {
@@ -26,45 +25,9 @@ uint32_t load_big_endian(const uint8_t *p) {
   return uint32_t{p[0]} << 24 | uint32_t{p[1]} << 16 | uint32_t{p[2]} << 8 | uint32_t{p[3]};
 }
 
-void store_big_endian(uint8_t *p, uint32_t x) {
-  for (int i = 0; i < 4; ++i) p[i] = static_cast<uint8_t>(x >> (24 - 8 * i));
-}
+using State = std::array<uint32_t, 8>;
 
-}  // namespace
-
-Sha256::Sha256()
-    : state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19} {}
-
-void Sha256::update(const void *data, size_t size) {
-  const auto *bytes = static_cast<const uint8_t *>(data);
-  total_ += size;
-  while (size > 0) {
-    const size_t taken = std::min(size, kBlock - filled_);
-    std::memcpy(block_.data() + filled_, bytes, taken);
-    filled_ += taken;
-    bytes += taken;
-    size -= taken;
-    if (filled_ < kBlock) return;
-    absorb(block_.data());
-    filled_ = 0;
-  }
-}
-
-Digest Sha256::finish() {
-  const uint64_t bits = total_ * 8;
-  const uint8_t one = 0x80, zero = 0;
-  update(&one, 1);
-  while (filled_ != kBlock - 8) update(&zero, 1);
-  uint8_t length[8];
-  store_big_endian(length, static_cast<uint32_t>(bits >> 32));
-  store_big_endian(length + 4, static_cast<uint32_t>(bits));
-  update(length, sizeof length);
-  Digest digest;
-  for (size_t i = 0; i < state_.size(); ++i) store_big_endian(digest.data() + 4 * i, state_[i]);
-  return digest;
-}
-
-void Sha256::absorb(const uint8_t *block) {
+void absorb(State &state, const uint8_t *block) {
   uint32_t w[64];
   for (int t = 0; t < 16; ++t) w[t] = load_big_endian(block + 4 * t);
   for (int t = 16; t < 64; ++t) {
@@ -72,8 +35,8 @@ void Sha256::absorb(const uint8_t *block) {
     const uint32_t s1 = rotate_right(w[t - 2], 17) ^ rotate_right(w[t - 2], 19) ^ (w[t - 2] >> 10);
     w[t] = w[t - 16] + s0 + w[t - 7] + s1;
   }
-  uint32_t a = state_[0], b = state_[1], c = state_[2], d = state_[3];
-  uint32_t e = state_[4], f = state_[5], g = state_[6], h = state_[7];
+  uint32_t a = state[0], b = state[1], c = state[2], d = state[3];
+  uint32_t e = state[4], f = state[5], g = state[6], h = state[7];
   for (int t = 0; t < 64; ++t) {
     const uint32_t sum1 = rotate_right(e, 6) ^ rotate_right(e, 11) ^ rotate_right(e, 25);
     const uint32_t t1 = h + sum1 + ((e & f) ^ (~e & g)) + kRound[t] + w[t];
@@ -89,33 +52,32 @@ void Sha256::absorb(const uint8_t *block) {
     a = t1 + t2;
   }
   const uint32_t added[8] = {a, b, c, d, e, f, g, h};
-  for (size_t i = 0; i < state_.size(); ++i) state_[i] += added[i];
+  for (size_t i = 0; i < state.size(); ++i) state[i] += added[i];
 }
 
-HmacSha256::HmacSha256(const void *key, size_t key_size) {
-  std::array<uint8_t, kBlock> block{};
-  if (key_size > kBlock) {  // RFC 2104, 2: longer keys are hashed first
-    Sha256 hash;
-    hash.update(key, key_size);
-    const Digest digest = hash.finish();
-    std::copy(digest.begin(), digest.end(), block.begin());
-  } else if (key_size > 0) {
-    std::memcpy(block.data(), key, key_size);
-  }
-  std::array<uint8_t, kBlock> inner_pad;
-  for (size_t i = 0; i < kBlock; ++i) {
-    inner_pad[i] = block[i] ^ 0x36;
-    outer_pad_[i] = block[i] ^ 0x5c;
-  }
-  inner_.update(inner_pad.data(), inner_pad.size());
+}  // namespace
+
+Digest sha256(std::string message) {
+  State state{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  const uint64_t bits = uint64_t{message.size()} * 8;
+  // FIPS 180-4, 5.1.1: a bit, zeros up to whole blocks, and the number of bits.
+  message.push_back('\x80');
+  while (message.size() % kBlock != kBlock - 8) message.push_back('\0');
+  for (int shift = 56; shift >= 0; shift -= 8) message.push_back(static_cast<char>(bits >> shift));
+  for (size_t at = 0; at < message.size(); at += kBlock) absorb(state, reinterpret_cast<const uint8_t *>(&message[at]));
+  Digest digest;
+  for (size_t i = 0; i < digest.size(); ++i) digest[i] = static_cast<uint8_t>(state[i / 4] >> (24 - i % 4 * 8));
+  return digest;
 }
 
-Digest HmacSha256::finish() {
-  const Digest inner = inner_.finish();
-  Sha256 outer;
-  outer.update(outer_pad_.data(), outer_pad_.size());
-  outer.update(inner.data(), inner.size());
-  return outer.finish();
+Digest hmac_sha256(std::string key, const std::string &message) {
+  const auto text_of = [](const Digest &digest) { return std::string(digest.begin(), digest.end()); };
+  if (key.size() > kBlock) key = text_of(sha256(std::move(key)));  // RFC 2104, 2: longer keys are hashed first
+  key.resize(kBlock);
+  std::string inner = key, outer = key;
+  for (char &byte : inner) byte ^= 0x36;
+  for (char &byte : outer) byte ^= 0x5c;
+  return sha256(outer + text_of(sha256(inner + message)));
 }
 
 bool equal_in_constant_time(const Digest &a, const Digest &b) {

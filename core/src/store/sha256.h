@@ -2,38 +2,21 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
+#include <string>
 
 namespace phx::store {
 
 using Digest = std::array<uint8_t, 32>;
 
-class Sha256 {
- public:
-  Sha256();
-  void update(const void *data, size_t size);
-  Digest finish();  // ends the message: no update after it
+// The bytes of a value without pointers and padding, for a message or a key.
+template <class Value>
+std::string bytes_of(const Value &value) {
+  return {reinterpret_cast<const char *>(&value), sizeof value};
+}
 
- private:
-  void absorb(const uint8_t *block);
-
-  std::array<uint32_t, 8> state_;
-  std::array<uint8_t, 64> block_;
-  size_t filled_ = 0;  // bytes of block_
-  uint64_t total_ = 0;
-};
-
-class HmacSha256 {
- public:
-  HmacSha256(const void *key, size_t key_size);
-  void update(const void *data, size_t size) { inner_.update(data, size); }
-  Digest finish();
-
- private:
-  Sha256 inner_;
-  std::array<uint8_t, 64> outer_pad_;
-};
+Digest sha256(std::string message);
+Digest hmac_sha256(std::string key, const std::string &message);
 
 // Takes the same time wherever the two differ, so that a guesser learns nothing from it.
 bool equal_in_constant_time(const Digest &a, const Digest &b);

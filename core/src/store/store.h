@@ -3,18 +3,24 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 
+#include "base/deadline.h"
 #include "base/fork.h"
 #include "phalanx/phalanx.h"
 
-// The opaque handle IS the base class. Every method is thread-safe, bounded by its timeout (> 0, milliseconds), and on
-// failure records the thread's error and returns its status.
+// The opaque handle IS the base class. Every method is thread-safe, bounded by its timeout (> 0, milliseconds) or
+// deadline, and on failure records the thread's error and returns its status.
 struct phx_store {
   virtual phx_status set(const char *key, const void *value, size_t size) = 0;
-  // PHX_ERR_TIMEOUT when the key did not appear in time.
-  virtual phx_status get(const char *key, std::string *value, int64_t timeout_ms) = 0;
-  virtual phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) = 0;
+  // Waits for the key; PHX_ERR_TIMEOUT when it did not appear in time. `value` may be NULL.
+  virtual phx_status await(const char *operation, const char *key, std::string *value,
+                           const phx::Deadline &deadline) = 0;
+  phx_status get(const char *key, std::string *value, int64_t timeout_ms) {
+    return await("store_get", key, value, phx::Deadline::after_ms(timeout_ms));
+  }
+  virtual phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms);
   virtual phx_status add(const char *key, int64_t delta, int64_t *result) = 0;
   virtual phx_status remove(const char *key) = 0;
   // The host that serves it, as an address without a port; empty if there is none or it is not known.
@@ -42,30 +48,12 @@ struct phx_store {
 namespace phx {
 
 // An owning reference to a store.
-class StoreRef {
- public:
-  StoreRef() = default;
-  explicit StoreRef(phx_store *store) : store_(store) {
-    if (store_ != nullptr) store_->retain();
-  }
-  StoreRef(const StoreRef &other) : StoreRef(other.store_) {}
-  StoreRef(StoreRef &&other) noexcept : store_(other.store_) { other.store_ = nullptr; }
-  StoreRef &operator=(StoreRef other) noexcept {
-    phx_store *mine = store_;
-    store_ = other.store_;
-    other.store_ = mine;
-    return *this;
-  }
-  ~StoreRef() {
-    if (store_ != nullptr) store_->release();
-  }
-  phx_store *get() const { return store_; }
-  phx_store *operator->() const { return store_; }
-  explicit operator bool() const { return store_ != nullptr; }
-
- private:
-  phx_store *store_ = nullptr;
-};
+using StoreRef = std::shared_ptr<phx_store>;
+inline StoreRef store_ref(phx_store *store) {
+  if (store == nullptr) return nullptr;
+  store->retain();
+  return StoreRef(store, [](phx_store *released) { released->release(); });
+}
 
 inline constexpr size_t kMaxStoreKey = 1024;                // bytes; longer keys are PHX_ERR_INVALID
 inline constexpr size_t kMaxStoreValue = size_t{16} << 20;  // bytes; longer values are PHX_ERR_INVALID
@@ -84,5 +72,42 @@ phx_status make_tcp_server(const char *operation, const char *bind_address, cons
                            uint16_t *port, phx_store **out);
 phx_status make_tcp_client(const char *operation, const char *address, uint16_t port, const void *token,
                            size_t token_size, int64_t timeout_ms, phx_store **out);
+
+// A store has no world that could set a default; it is that of a world (phx_world_params.timeout_ms).
+inline constexpr int64_t kDefaultTimeoutMs = 300000;
+
+// ---- what all kinds of store have in common
+
+// Checks of what callers hand to the phx_store_* functions. All fail with PHX_ERR_INVALID and name the call.
+phx_status check_store(const char *operation, const phx_store *store);
+phx_status check_out(const char *operation, const void *out);
+phx_status check_key(const char *operation, const char *key);
+phx_status check_value(const char *operation, const void *value, size_t size);
+phx_status check_token(const char *operation, const void *token, size_t token_size);
+// Puts the default in the place of 0.
+phx_status check_timeout(const char *operation, int64_t *timeout_ms);
+
+// The new value of the counter whose text is `current`; NULL means that there is none yet, which counts as 0.
+phx_status add_to_counter(const char *key, const std::string *current, int64_t delta, int64_t *result);
+
+// The text of an error for a wait of this length.
+std::string timed_out(int64_t timeout_ms);
+phx_status fail_key_timeout(const char *operation, const char *key, const Deadline &deadline);
+phx_status fail_key_missing(const char *operation, const char *key);
+
+// How long set, add and remove may take on this thread while an object of this class lives: they have no timeout of
+// their own, but their caller may have one.
+class CallTimeout {
+ public:
+  explicit CallTimeout(int64_t ms) : before_(current_) { current_ = ms > 0 ? ms : 1; }
+  ~CallTimeout() { current_ = before_; }
+  CallTimeout(const CallTimeout &) = delete;
+  CallTimeout &operator=(const CallTimeout &) = delete;
+  static int64_t ms() { return current_; }
+
+ private:
+  const int64_t before_;
+  static thread_local int64_t current_;
+};
 
 }  // namespace phx::store

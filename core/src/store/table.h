@@ -19,8 +19,7 @@ class Table {
   phx_status remove(const char *key);
   bool find(const std::string &key, std::string *value) const;  // value may be NULL
   // Waits for the key; value may be NULL. `operation` is named in the error.
-  phx_status get(const char *operation, const char *key, std::string *value, const Deadline &deadline) const;
-  phx_status wait(const char *const *keys, size_t count, const Deadline &deadline) const;
+  phx_status await(const char *operation, const char *key, std::string *value, const Deadline &deadline) const;
 
   // Grows with every key that is set, so that a reader can tell cheaply that looking again is worth while.
   uint64_t version() const { return version_.load(std::memory_order_acquire); }

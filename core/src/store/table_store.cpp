@@ -1,10 +1,62 @@
-// The handles over a Table in this process: the memory store, and a TCP store at the side that serves it.
+// The map behind the memory store and the TCP server, and the handles over it in this process: the memory store, and a
+// TCP store at the side that serves it.
 #include "base/error.h"
-#include "store/semantics.h"
+#include "base/sliced_wait.h"
 #include "store/store.h"
+#include "store/table.h"
 #include "store/tcp_server.h"
 
 namespace phx::store {
+
+// ---- the map
+
+void Table::set(const char *key, const void *value, size_t size) {
+  std::string name(key);
+  std::string copy(static_cast<const char *>(value), size);  // before the lock: it may be long
+  std::lock_guard<std::mutex> lock(mutex_);
+  values_[std::move(name)] = std::move(copy);
+  version_.fetch_add(1, std::memory_order_release);
+  changed_.notify_all();
+}
+
+phx_status Table::add(const char *key, int64_t delta, int64_t *result) {
+  std::string name(key);
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = values_.find(name);
+  int64_t sum = 0;
+  PHX_TRY(add_to_counter(key, found == values_.end() ? nullptr : &found->second, delta, &sum));
+  values_[std::move(name)] = std::to_string(sum);
+  version_.fetch_add(1, std::memory_order_release);
+  changed_.notify_all();
+  *result = sum;
+  return PHX_OK;
+}
+
+phx_status Table::remove(const char *key) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return values_.erase(key) == 1 ? PHX_OK : fail_key_missing("store_remove", key);
+}
+
+bool Table::find(const std::string &key, std::string *value) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = values_.find(key);
+  if (found == values_.end()) return false;
+  if (value != nullptr) *value = found->second;
+  return true;
+}
+
+phx_status Table::await(const char *operation, const char *key, std::string *value, const Deadline &deadline) const {
+  const std::string name(key);
+  std::unique_lock<std::mutex> lock(mutex_);
+  auto found = values_.end();
+  const auto is_set = [&] { return (found = values_.find(name)) != values_.end(); };
+  if (!wait_until(changed_, lock, deadline, is_set)) return fail_key_timeout(operation, key, deadline);
+  if (value != nullptr) *value = found->second;
+  return PHX_OK;
+}
+
+// ---- its handles
+
 namespace {
 
 class TableStore final : public phx_store {
@@ -18,20 +70,16 @@ class TableStore final : public phx_store {
       return PHX_OK;
     });
   }
-  phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
-    const phx_status status = check_process("store_get");
-    return status != PHX_OK ? status : table().get("store_get", key, value, Deadline::after_ms(timeout_ms));
-  }
-  phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
-    const phx_status status = check_process("store_wait");
-    return status != PHX_OK ? status : table().wait(keys, count, Deadline::after_ms(timeout_ms));
+  phx_status await(const char *operation, const char *key, std::string *value, const Deadline &deadline) override {
+    PHX_TRY(check_process(operation));
+    return table().await(operation, key, value, deadline);
   }
   phx_status add(const char *key, int64_t delta, int64_t *result) override {
     return changed("store_add", [&](Table &table) { return table.add(key, delta, result); });
   }
   phx_status remove(const char *key) override {
-    const phx_status status = check_process("store_remove");
-    return status != PHX_OK ? status : table().remove(key);
+    PHX_TRY(check_process("store_remove"));
+    return table().remove(key);
   }
   std::string server() const override {
     const std::string host = server_ ? server_->host() : "";
@@ -44,10 +92,10 @@ class TableStore final : public phx_store {
   // A client of the server may be waiting for the key that `change` sets.
   template <class Change>
   phx_status changed(const char *operation, Change &&change) {
-    phx_status status = check_process(operation);
-    if (status == PHX_OK) status = change(table());
-    if (status == PHX_OK && server_) server_->wake();
-    return status;
+    PHX_TRY(check_process(operation));
+    PHX_TRY(change(table()));
+    if (server_) server_->wake();
+    return PHX_OK;
   }
 
   phx_status check_process(const char *operation) const {
@@ -66,23 +114,21 @@ class TableStore final : public phx_store {
 }  // namespace
 
 phx_status make_memory_store(const char *operation, phx_store **out) {
-  const phx_status status = check_out(operation, out);
-  if (status == PHX_OK) *out = new TableStore;
-  return status;
+  PHX_TRY(check_out(operation, out));
+  *out = new TableStore;
+  return PHX_OK;
 }
 
 phx_status make_tcp_server(const char *operation, const char *bind_address, const void *token, size_t token_size,
                            uint16_t *port, phx_store **out) {
-  phx_status status = check_out(operation, out);
-  if (status == PHX_OK) status = check_out(operation, port);
-  if (status == PHX_OK) status = check_token(operation, token, token_size);
+  PHX_TRY(check_out(operation, out));
+  PHX_TRY(check_out(operation, port));
+  PHX_TRY(check_token(operation, token, token_size));
   Endpoint endpoint;
-  if (status == PHX_OK) status = parse_endpoint(operation, bind_address, *port, &endpoint);
+  PHX_TRY(parse_endpoint(operation, bind_address, *port, &endpoint));
   std::unique_ptr<TcpServer> server;
-  if (status == PHX_OK)
-    status = TcpServer::start(operation, endpoint, std::string(static_cast<const char *>(token), token_size),
-                              TcpLimits(), &server);
-  if (status != PHX_OK) return status;
+  PHX_TRY(TcpServer::start(operation, endpoint, std::string(static_cast<const char *>(token), token_size), TcpLimits(),
+                           &server));
   const uint16_t bound = server->port();
   *out = new TableStore(std::move(server));
   *port = bound;

@@ -1,8 +1,8 @@
 // What goes over the wire between a TCP store's server and its clients. All numbers are little-endian.
 //
-//   server -> client   greeting: magic, the server's nonce
-//   client -> server   answer:   the client's nonce, HMAC(token, "client", both nonces, server id, token length)
-//   server -> client   verdict:  1 and HMAC(token, "server", the same) if the answer is right, 0 and zeros if not
+//   server -> client   Greeting
+//   client -> server   Answer:   the client's nonce, HMAC(token, "client", both nonces, server id, token length)
+//   server -> client   Verdict:  1 and HMAC(token, "server", the same) if the answer is right, 0 and zeros if not
 //   client -> server   a request, and no other before its reply
 //   server -> client   its reply
 //
@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <string>
 
 #include "phalanx/phalanx.h"
@@ -20,11 +21,25 @@
 
 namespace phx::store {
 
+// The records are sent as they lie in memory.
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__);
+
+// The record at the beginning of `bytes`, which are enough.
+template <class Record>
+Record decode(const std::string &bytes) {
+  Record record;
+  std::memcpy(&record, bytes.data(), sizeof record);
+  return record;
+}
+
 using Nonce = std::array<uint8_t, 32>;
 
 // ---- handshake
 
+inline constexpr std::array<char, 8> kProtocol{'P', 'H', 'X', 'T', 'C', 'P', 'S', '2'};
+
 struct Greeting {
+  std::array<char, 8> magic = kProtocol;
   Nonce nonce;
   Nonce server_id;  // of this server's life: a client sees by it that the server was replaced
 };
@@ -33,30 +48,30 @@ struct Answer {
   Digest proof;
 };
 struct Verdict {
-  bool accepted;
+  uint8_t accepted;  // 1: yes
   Digest proof;
 };
+static_assert(sizeof(Greeting) == 72 && sizeof(Answer) == 64 && sizeof(Verdict) == 33);
 enum class Side { kClient, kServer };
-
-inline constexpr size_t kMagicBytes = 8;
-inline constexpr size_t kGreetingBytes = kMagicBytes + 32 + 32;
-inline constexpr size_t kAnswerBytes = 32 + 32;
-inline constexpr size_t kVerdictBytes = 1 + 32;
 
 bool make_nonce(Nonce *nonce);  // false, with errno, when the system has no random bytes
 Digest make_proof(Side side, const std::string &token, const Greeting &greeting, const Nonce &client_nonce);
 
-std::string encode(const Greeting &greeting);
-std::string encode(const Answer &answer);
-std::string encode(const Verdict &verdict);
-// `bytes` has exactly as many as the name says. False when they are something else.
-bool decode(const std::string &bytes, Greeting *greeting);
-Answer decode_answer(const std::string &bytes);
-Verdict decode_verdict(const std::string &bytes);
-
-// ---- requests and replies
+// ---- requests and replies: frames, each a FrameSize, a head, and what follows it
 
 enum class Op : uint8_t { kSet = 1, kGet = 2, kWait = 3, kAdd = 4, kRemove = 5 };
+
+using FrameSize = uint32_t;           // how many bytes follow it
+struct [[gnu::packed]] RequestHead {  // the key and the value follow
+  Op op;
+  int64_t number;
+  uint32_t key_size;
+};
+struct [[gnu::packed]] ReplyHead {  // the payload follows
+  int32_t status;
+  int64_t number;
+};
+static_assert(sizeof(RequestHead) == 13 && sizeof(ReplyHead) == 12);
 
 struct Request {
   Op op = Op::kGet;
@@ -71,13 +86,8 @@ struct Reply {
   std::string payload;  // kGet: the value; on error its text
 };
 
-inline constexpr size_t kFrameSizeBytes = 4;  // in front of each frame: how many bytes follow
-inline constexpr size_t kRequestHeaderBytes = 1 + 8 + 4;
-inline constexpr size_t kReplyHeaderBytes = 4 + 8;
-inline constexpr size_t kMaxRequestBytes = kRequestHeaderBytes + kMaxStoreKey + kMaxStoreValue;
-inline constexpr size_t kMaxReplyBytes = kReplyHeaderBytes + kMaxStoreValue;
-
-uint32_t decode_size(const char *bytes);  // of kFrameSizeBytes
+inline constexpr size_t kMaxRequestBytes = sizeof(RequestHead) + kMaxStoreKey + kMaxStoreValue;
+inline constexpr size_t kMaxReplyBytes = sizeof(ReplyHead) + kMaxStoreValue;
 
 // With the size in front; the value of a request is not copied: it is to be sent after these bytes.
 std::string encode_head(const Request &request);

@@ -7,8 +7,8 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 
-#include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 
 #include "base/error.h"
@@ -16,89 +16,92 @@
 namespace phx::store {
 namespace {
 
-bool parse_ipv4(const char *address, Endpoint *out) {
-  auto *ipv4 = reinterpret_cast<sockaddr_in *>(&out->address);
-  if (inet_pton(AF_INET, address, &ipv4->sin_addr) != 1) return false;
-  ipv4->sin_family = AF_INET;
-  out->length = sizeof *ipv4;
-  return true;
-}
-
-bool parse_ipv6(const char *address, Endpoint *out) {
-  auto *ipv6 = reinterpret_cast<sockaddr_in6 *>(&out->address);
-  std::string literal(address);
-  const size_t percent = literal.find('%');
-  if (percent != std::string::npos) {
-    ipv6->sin6_scope_id = if_nametoindex(literal.c_str() + percent + 1);
-    if (ipv6->sin6_scope_id == 0) return false;
-    literal.resize(percent);
+bool parse(const char *address, Endpoint *out) {
+  auto *const ipv4 = reinterpret_cast<sockaddr_in *>(&out->address);
+  auto *const ipv6 = reinterpret_cast<sockaddr_in6 *>(&out->address);
+  if (inet_pton(AF_INET, address, &ipv4->sin_addr) == 1) {
+    ipv4->sin_family = AF_INET;
+    out->length = sizeof *ipv4;
+    return true;
   }
-  if (inet_pton(AF_INET6, literal.c_str(), &ipv6->sin6_addr) != 1) return false;
+  const std::string literal(address);
+  const size_t percent = literal.find('%');
+  if (inet_pton(AF_INET6, literal.substr(0, percent).c_str(), &ipv6->sin6_addr) != 1) return false;
   ipv6->sin6_family = AF_INET6;
   out->length = sizeof *ipv6;
-  return true;
+  if (percent == std::string::npos) return true;
+  ipv6->sin6_scope_id = if_nametoindex(literal.c_str() + percent + 1);
+  return ipv6->sin6_scope_id != 0;
 }
 
-void write_text(const char *address, Endpoint *endpoint) {
-  const bool ipv6 = endpoint->address.ss_family == AF_INET6;
-  endpoint->text = (ipv6 ? "[" : "") + std::string(address) + (ipv6 ? "]:" : ":") + std::to_string(endpoint->port());
-}
-
-Transfer wait_ready(int fd, short events, const Deadline &deadline, int *error) {
+int wait_ready(int fd, short events, const Deadline &deadline) {
   for (;;) {
     pollfd entry{fd, events, 0};
     const int ready = poll(&entry, 1, deadline.slice_ms());
-    if (ready > 0) return Transfer::kDone;
-    if (ready < 0 && errno != EINTR) {
-      *error = errno;
-      return Transfer::kFailed;
-    }
-    if (ready == 0 && deadline.passed()) return Transfer::kTimedOut;
+    if (ready > 0) return kDone;
+    if (ready < 0 && errno != EINTR) return errno;
+    if (ready == 0 && deadline.passed()) return kTimedOut;
   }
 }
 
-Transfer failed_with(int *error, int reason) {
-  *error = reason;
-  return Transfer::kFailed;
+// Calls move(offset, size), which is send or recv, until all is moved.
+template <class Move>
+int transfer_all(int fd, short events, size_t size, const Deadline &deadline, Move move) {
+  for (size_t moved = 0; moved < size;) {
+    const ssize_t count = move(moved, size - moved);
+    if (count > 0) {
+      moved += static_cast<size_t>(count);
+    } else if (count == 0 || errno == EPIPE || errno == ECONNRESET) {
+      return kClosed;
+    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+      const int waited = wait_ready(fd, events, deadline);
+      if (waited != kDone) return waited;
+    } else if (errno != EINTR) {
+      return errno;
+    }
+  }
+  return kDone;
+}
+
+// Whether both ends of a connection are this socket. A connect to a port of the ephemeral range without a listener may
+// meet itself (RFC 793, simultaneous open).
+bool connected_to_itself(int fd) {
+  sockaddr_storage mine{}, theirs{};
+  socklen_t mine_length = sizeof mine, theirs_length = sizeof theirs;
+  if (getsockname(fd, reinterpret_cast<sockaddr *>(&mine), &mine_length) != 0) return false;
+  if (getpeername(fd, reinterpret_cast<sockaddr *>(&theirs), &theirs_length) != 0) return false;
+  return mine_length == theirs_length && std::memcmp(&mine, &theirs, mine_length) == 0;
 }
 
 }  // namespace
 
-std::string Endpoint::host() const {
-  const std::string host = text.substr(0, text.rfind(':'));
-  return host.empty() || host.front() != '[' ? host : host.substr(1, host.size() - 2);
-}
+// The port lies at the same place in both kinds of address.
+static_assert(offsetof(sockaddr_in, sin_port) == offsetof(sockaddr_in6, sin6_port));
+uint16_t Endpoint::port() const { return ntohs(reinterpret_cast<const sockaddr_in *>(&address)->sin_port); }
+void Endpoint::set_port(uint16_t port) { reinterpret_cast<sockaddr_in *>(&address)->sin_port = htons(port); }
 
-uint16_t Endpoint::port() const {
-  if (address.ss_family == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6 *>(&address)->sin6_port);
-  return ntohs(reinterpret_cast<const sockaddr_in *>(&address)->sin_port);
-}
-
-void Endpoint::set_port(uint16_t port) {
-  if (address.ss_family == AF_INET6)
-    reinterpret_cast<sockaddr_in6 *>(&address)->sin6_port = htons(port);
-  else
-    reinterpret_cast<sockaddr_in *>(&address)->sin_port = htons(port);
+std::string Endpoint::text() const {
+  const bool ipv6 = address.ss_family == AF_INET6;
+  return (ipv6 ? "[" : "") + host + (ipv6 ? "]:" : ":") + std::to_string(port());
 }
 
 phx_status parse_endpoint(const char *operation, const char *address, uint16_t port, Endpoint *out) {
   if (address == nullptr) return fail(PHX_ERR_INVALID, operation, "the address is NULL");
   Endpoint endpoint;
-  std::memset(&endpoint.address, 0, sizeof endpoint.address);
-  if (!parse_ipv4(address, &endpoint) && !parse_ipv6(address, &endpoint))
+  if (!parse(address, &endpoint))
     return fail(PHX_ERR_INVALID, operation,
                 "'%.64s' is neither an IPv4 nor an IPv6 address; names are not looked up: give for example 127.0.0.1 "
                 "or ::1",
                 address);
+  endpoint.host = address;
   endpoint.set_port(port);
-  write_text(address, &endpoint);
   *out = endpoint;
   return PHX_OK;
 }
 
 phx_status listen_on(const char *operation, Endpoint *endpoint, Fd *out) {
   Fd fd(socket(endpoint->address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return fail_errno(errno, operation, "could not make a socket for %s", endpoint->text.c_str());
+  if (!fd.valid()) return fail_errno(errno, operation, "could not make a socket for %s", endpoint->text().c_str());
   const int on = 1;
   // Connections of a server that has just ended must not keep its port from the next one.
   setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -107,16 +110,12 @@ phx_status listen_on(const char *operation, Endpoint *endpoint, Fd *out) {
   auto *address = reinterpret_cast<sockaddr *>(&endpoint->address);
   if (bind(fd.get(), address, endpoint->length) != 0)
     return fail_errno(errno, operation, "could not bind to %s; give an address of this host and a free port, or port 0",
-                      endpoint->text.c_str());
+                      endpoint->text().c_str());
   if (listen(fd.get(), SOMAXCONN) != 0)
-    return fail_errno(errno, operation, "could not listen on %s", endpoint->text.c_str());
-  sockaddr_storage bound{};
-  socklen_t length = sizeof bound;
-  if (getsockname(fd.get(), reinterpret_cast<sockaddr *>(&bound), &length) != 0)
-    return fail_errno(errno, operation, "could not learn the port of %s", endpoint->text.c_str());
-  endpoint->address = bound;
-  endpoint->text.resize(endpoint->text.rfind(':') + 1);
-  endpoint->text += std::to_string(endpoint->port());
+    return fail_errno(errno, operation, "could not listen on %s", endpoint->text().c_str());
+  socklen_t length = sizeof endpoint->address;
+  if (getsockname(fd.get(), address, &length) != 0)
+    return fail_errno(errno, operation, "could not learn the port of %s", endpoint->text().c_str());
   *out = std::move(fd);
   return PHX_OK;
 }
@@ -127,76 +126,46 @@ void tune_connection(int fd) {
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);  // so that the death of the peer's machine is noticed
 }
 
-bool connected_to_itself(int fd) {
-  sockaddr_storage mine{}, theirs{};
-  socklen_t mine_length = sizeof mine, theirs_length = sizeof theirs;
-  if (getsockname(fd, reinterpret_cast<sockaddr *>(&mine), &mine_length) != 0) return false;
-  if (getpeername(fd, reinterpret_cast<sockaddr *>(&theirs), &theirs_length) != 0) return false;
-  return mine_length == theirs_length && std::memcmp(&mine, &theirs, mine_length) == 0;
-}
-
-std::string transfer_text(Transfer result, int error) {
-  if (result == Transfer::kTimedOut) return "no answer in time";
-  if (result == Transfer::kClosed) return "the connection was closed";
-  char buffer[128];
-  return strerror_r(error, buffer, sizeof buffer);
-}
-
-Transfer connect_before(const Endpoint &endpoint, const Deadline &deadline, Fd *out, int *error) {
-  Fd fd(socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd.valid()) return failed_with(error, errno);
-  if (connect(fd.get(), reinterpret_cast<const sockaddr *>(&endpoint.address), endpoint.length) != 0) {
-    if (errno != EINPROGRESS && errno != EINTR) return failed_with(error, errno);
-    const Transfer waited = wait_ready(fd.get(), POLLOUT, deadline, error);
-    if (waited != Transfer::kDone) return waited;
-    int outcome = 0;
-    socklen_t length = sizeof outcome;
-    getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &outcome, &length);
-    if (outcome != 0) return failed_with(error, outcome);
-  }
+int connect_outcome(int fd) {
+  int error = 0;
+  socklen_t length = sizeof error;
+  getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
   // Else the port would be taken from the server that is about to start there.
-  if (connected_to_itself(fd.get())) return failed_with(error, ECONNREFUSED);
+  return error == 0 && connected_to_itself(fd) ? ECONNREFUSED : error;
+}
+
+std::string transfer_text(int outcome) {
+  if (outcome == kTimedOut) return "no answer in time";
+  if (outcome == kClosed) return "the connection was closed";
+  char buffer[128];
+  return strerror_r(outcome, buffer, sizeof buffer);
+}
+
+int connect_before(const Endpoint &endpoint, const Deadline &deadline, Fd *out) {
+  Fd fd(socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return errno;
+  if (connect(fd.get(), reinterpret_cast<const sockaddr *>(&endpoint.address), endpoint.length) != 0) {
+    if (errno != EINPROGRESS && errno != EINTR) return errno;
+    const int waited = wait_ready(fd.get(), POLLOUT, deadline);
+    if (waited != kDone) return waited;
+  }
+  const int outcome = connect_outcome(fd.get());
+  if (outcome != kDone) return outcome;
   tune_connection(fd.get());
   *out = std::move(fd);
-  return Transfer::kDone;
+  return kDone;
 }
 
-Transfer send_all(int fd, const void *data, size_t size, const Deadline &deadline, int *error) {
-  const auto *bytes = static_cast<const char *>(data);
-  while (size > 0) {
-    const ssize_t sent = send(fd, bytes, size, MSG_NOSIGNAL);
-    if (sent >= 0) {
-      bytes += sent;
-      size -= static_cast<size_t>(sent);
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      const Transfer waited = wait_ready(fd, POLLOUT, deadline, error);
-      if (waited != Transfer::kDone) return waited;
-    } else if (errno == EPIPE || errno == ECONNRESET) {
-      return Transfer::kClosed;
-    } else if (errno != EINTR) {
-      return failed_with(error, errno);
-    }
-  }
-  return Transfer::kDone;
+int send_all(int fd, const void *data, size_t size, const Deadline &deadline) {
+  return transfer_all(fd, POLLOUT, size, deadline, [&](size_t offset, size_t left) {
+    return send(fd, static_cast<const char *>(data) + offset, left, MSG_NOSIGNAL);
+  });
 }
 
-Transfer receive_all(int fd, void *data, size_t size, const Deadline &deadline, int *error) {
-  auto *bytes = static_cast<char *>(data);
-  while (size > 0) {
-    const ssize_t got = recv(fd, bytes, size, 0);
-    if (got > 0) {
-      bytes += got;
-      size -= static_cast<size_t>(got);
-    } else if (got == 0 || errno == ECONNRESET) {
-      return Transfer::kClosed;
-    } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      const Transfer waited = wait_ready(fd, POLLIN, deadline, error);
-      if (waited != Transfer::kDone) return waited;
-    } else if (errno != EINTR) {
-      return failed_with(error, errno);
-    }
-  }
-  return Transfer::kDone;
+int receive_all(int fd, void *data, size_t size, const Deadline &deadline) {
+  return transfer_all(fd, POLLIN, size, deadline, [&](size_t offset, size_t left) {
+    return recv(fd, static_cast<char *>(data) + offset, left, 0);
+  });
 }
 
 }  // namespace phx::store

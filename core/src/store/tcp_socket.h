@@ -13,13 +13,13 @@
 namespace phx::store {
 
 struct Endpoint {
-  sockaddr_storage address;
+  std::string host;  // the address without the port, as it was given
+  sockaddr_storage address{};
   socklen_t length = 0;
-  std::string text;  // "127.0.0.1:1234", for errors
 
-  std::string host() const;  // the address without the port
   uint16_t port() const;
   void set_port(uint16_t port);
+  std::string text() const;  // "127.0.0.1:1234", for errors
 };
 
 // Takes IPv4 and IPv6 literals ("fe80::1%eth0" too) and no names: looking one up could take for ever.
@@ -29,15 +29,15 @@ phx_status parse_endpoint(const char *operation, const char *address, uint16_t p
 phx_status listen_on(const char *operation, Endpoint *endpoint, Fd *out);  // fills in the port
 void tune_connection(int fd);                                              // no delay, keep-alive
 
-// How a transfer ended; kFailed leaves the reason in *error.
-enum class Transfer { kDone, kTimedOut, kClosed, kFailed };
-// Whether both ends of a connection are this socket. A connect to a port of the ephemeral range without a listener may
-// meet itself (RFC 793, simultaneous open).
-bool connected_to_itself(int fd);
-std::string transfer_text(Transfer result, int error);  // of one that is not kDone
+// How a connect that has ended went: 0, or the number of the error.
+int connect_outcome(int fd);
 
-Transfer connect_before(const Endpoint &endpoint, const Deadline &deadline, Fd *out, int *error);
-Transfer send_all(int fd, const void *data, size_t size, const Deadline &deadline, int *error);
-Transfer receive_all(int fd, void *data, size_t size, const Deadline &deadline, int *error);
+// How a transfer ended: kDone, or one of the next two, or the number of the error.
+inline constexpr int kDone = 0, kTimedOut = -1, kClosed = -2;
+std::string transfer_text(int outcome);  // of one that is not kDone
+
+int connect_before(const Endpoint &endpoint, const Deadline &deadline, Fd *out);
+int send_all(int fd, const void *data, size_t size, const Deadline &deadline);
+int receive_all(int fd, void *data, size_t size, const Deadline &deadline);
 
 }  // namespace phx::store

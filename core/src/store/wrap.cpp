@@ -1,4 +1,5 @@
 // A store that the caller implements, behind a table of callbacks.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <string>
@@ -6,7 +7,6 @@
 #include "base/abi.h"
 #include "base/deadline.h"
 #include "base/error.h"
-#include "store/semantics.h"
 #include "store/store.h"
 
 namespace phx::store {
@@ -24,14 +24,32 @@ class WrapStore final : public phx_store {
   phx_status set(const char *key, const void *value, size_t size) override {
     return judge("store_set", key, ops_.set(self_, key, value, size));
   }
-  phx_status get(const char *key, std::string *value, int64_t timeout_ms) override {
-    return get_before("store_get", key, value, Deadline::after_ms(timeout_ms));
+  // Asks again with a larger buffer as long as the value does not fit.
+  phx_status await(const char *operation, const char *key, std::string *value, const Deadline &deadline) override {
+    std::string buffer(kFirstCapacity, '\0');
+    for (;;) {
+      size_t size = 0;
+      // At least 1: a key that exists must be found even at the very end of the time.
+      const int64_t left_ms = std::max<int64_t>(deadline.left_ms(), 1);
+      const phx_status status = ops_.get(self_, key, &buffer[0], buffer.size(), &size, left_ms);
+      if (status == PHX_ERR_TIMEOUT) return fail_key_timeout(operation, key, deadline);
+      if (status != PHX_OK) return judge(operation, key, status);
+      if (size <= buffer.size() || value == nullptr) {
+        if (value != nullptr) value->assign(buffer, 0, size);
+        return PHX_OK;
+      }
+      if (size > kMaxStoreValue)
+        return fail(PHX_ERR_INVALID, operation,
+                    "the caller's store says that the value of key '%.128s' has %zu bytes; at most %zu are taken", key,
+                    size, kMaxStoreValue);
+      buffer.assign(size, '\0');
+    }
   }
   phx_status add(const char *key, int64_t delta, int64_t *result) override {
     int64_t sum = 0;
-    const phx_status status = judge("store_add", key, ops_.add(self_, key, delta, &sum));
-    if (status == PHX_OK) *result = sum;
-    return status;
+    PHX_TRY(judge("store_add", key, ops_.add(self_, key, delta, &sum)));
+    *result = sum;
+    return PHX_OK;
   }
   phx_status remove(const char *key) override {
     if (ops_.remove == nullptr)
@@ -40,16 +58,11 @@ class WrapStore final : public phx_store {
     return judge("store_remove", key, ops_.remove(self_, key));
   }
   phx_status wait(const char *const *keys, size_t count, int64_t timeout_ms) override {
-    if (count == 0) return PHX_OK;
-    const Deadline deadline = Deadline::after_ms(timeout_ms);
-    if (ops_.wait != nullptr) return judge_wait(keys, count, timeout_ms, ops_.wait(self_, keys, count, timeout_ms));
-    return wait_for_each(keys, count, [&](auto key) { return get_before("store_wait", key, nullptr, deadline); });
+    if (count == 0 || ops_.wait == nullptr) return phx_store::wait(keys, count, timeout_ms);
+    return judge_wait(keys, count, timeout_ms, ops_.wait(self_, keys, count, timeout_ms));
   }
 
  private:
-  // At least 1: a key that exists must be found even at the very end of the time.
-  static int64_t left_ms(const Deadline &deadline) { return deadline.left_ms() > 0 ? deadline.left_ms() : 1; }
-
   // Callbacks give a status and no text, so the text is made here.
   static phx_status judge(const char *operation, const char *key, phx_status status) {
     if (status == PHX_OK) return PHX_OK;
@@ -68,26 +81,6 @@ class WrapStore final : public phx_store {
                 "%s: not all of %zu keys ('%.128s' is the first) were set; see whether the ranks that set them are "
                 "running, or give a longer timeout",
                 timed_out(timeout_ms).c_str(), count, keys[0]);
-  }
-
-  // Asks again with a larger buffer as long as the value does not fit. value may be NULL.
-  phx_status get_before(const char *operation, const char *key, std::string *value, const Deadline &deadline) {
-    std::string buffer(kFirstCapacity, '\0');
-    for (;;) {
-      size_t size = 0;
-      const phx_status status = ops_.get(self_, key, &buffer[0], buffer.size(), &size, left_ms(deadline));
-      if (status == PHX_ERR_TIMEOUT) return fail_key_timeout(operation, key, deadline);
-      if (status != PHX_OK) return judge(operation, key, status);
-      if (size <= buffer.size() || value == nullptr) {
-        if (value != nullptr) value->assign(buffer, 0, size);
-        return PHX_OK;
-      }
-      if (size > kMaxStoreValue)
-        return fail(PHX_ERR_INVALID, operation,
-                    "the caller's store says that the value of key '%.128s' has %zu bytes; at most %zu are taken", key,
-                    size, kMaxStoreValue);
-      buffer.assign(size, '\0');
-    }
   }
 
   phx_store_ops ops_;
@@ -118,11 +111,11 @@ phx_status copy_ops(const char *operation, const phx_store_ops *ops, phx_store_o
 }  // namespace
 
 phx_status make_wrapped_store(const char *operation, const phx_store_ops *ops, void *self, phx_store **out) {
-  phx_status status = check_out(operation, out);
+  PHX_TRY(check_out(operation, out));
   phx_store_ops copy = PHX_STORE_OPS_INIT;
-  if (status == PHX_OK) status = copy_ops(operation, ops, &copy);
-  if (status == PHX_OK) *out = new WrapStore(copy, self);
-  return status;
+  PHX_TRY(copy_ops(operation, ops, &copy));
+  *out = new WrapStore(copy, self);
+  return PHX_OK;
 }
 
 }  // namespace phx::store

@@ -29,19 +29,16 @@ HostAddress address_of(const sockaddr *socket_address) {
   HostAddress address{};
   if (socket_address->sa_family == AF_INET) {
     address.family = AF_INET;
-    std::memcpy(address.ip, &reinterpret_cast<const sockaddr_in *>(socket_address)->sin_addr, 4);
+    const auto *const ipv4 = reinterpret_cast<const sockaddr_in *>(socket_address);
+    address.port = ntohs(ipv4->sin_port);
+    std::memcpy(address.ip, &ipv4->sin_addr, sizeof ipv4->sin_addr);
   } else if (socket_address->sa_family == AF_INET6) {
     address.family = AF_INET6;
-    std::memcpy(address.ip, &reinterpret_cast<const sockaddr_in6 *>(socket_address)->sin6_addr, 16);
+    const auto *const ipv6 = reinterpret_cast<const sockaddr_in6 *>(socket_address);
+    address.port = ntohs(ipv6->sin6_port);
+    std::memcpy(address.ip, &ipv6->sin6_addr, sizeof ipv6->sin6_addr);
   }
   return address;
-}
-
-bool is_loopback(const HostAddress &address) {
-  if (address.family == AF_INET) return address.ip[0] == 127;
-  in6_addr ipv6;
-  std::memcpy(&ipv6, address.ip, sizeof ipv6);
-  return IN6_IS_ADDR_LOOPBACK(&ipv6);
 }
 
 // An IPv6 address of one link alone is of no use without the name of the link, which differs between hosts.
@@ -49,14 +46,9 @@ bool is_of_one_link(const HostAddress &address) {
   return address.family == AF_INET6 && address.ip[0] == 0xfe && (address.ip[1] & 0xc0) == 0x80;
 }
 
-struct FreeInterfaces {
-  void operator()(ifaddrs *list) const { freeifaddrs(list); }
-};
-using Interfaces = std::unique_ptr<ifaddrs, FreeInterfaces>;
-
-HostAddress address_of_interface(const Interfaces &list, const std::string &name) {
+HostAddress address_of_interface(const ifaddrs *list, const std::string &name) {
   for (const int family : {AF_INET, AF_INET6}) {
-    for (const ifaddrs *entry = list.get(); entry != nullptr; entry = entry->ifa_next) {
+    for (const ifaddrs *entry = list; entry != nullptr; entry = entry->ifa_next) {
       if (name != entry->ifa_name || entry->ifa_addr == nullptr || entry->ifa_addr->sa_family != family) continue;
       const HostAddress address = address_of(entry->ifa_addr);
       if (!is_of_one_link(address)) return address;
@@ -68,14 +60,14 @@ HostAddress address_of_interface(const Interfaces &list, const std::string &name
 phx_status choose_interface(const char *operation, const char *variable, const std::string &names, HostAddress *out) {
   ifaddrs *list = nullptr;
   if (getifaddrs(&list) != 0) return fail_errno(errno, operation, "could not list the interfaces");
-  const Interfaces interfaces(list);
+  const std::unique_ptr<ifaddrs, void (*)(ifaddrs *)> owner(list, &freeifaddrs);
   for (size_t begin = 0; begin <= names.size();) {
     const size_t end = std::min(names.find(',', begin), names.size());
     std::string name = names.substr(begin, end - begin);
     begin = end + 1;
     while (!name.empty() && name.front() == ' ') name.erase(0, 1);
     while (!name.empty() && name.back() == ' ') name.pop_back();
-    *out = address_of_interface(interfaces, name);
+    *out = address_of_interface(list, name);
     if (out->family != 0) return PHX_OK;
   }
   std::string existing;
@@ -99,13 +91,10 @@ HostAddress address_on_the_way_to(const std::string &host) {
     for (const addrinfo *entry = found; entry != nullptr && own.family == 0; entry = entry->ai_next) {
       if (entry->ai_family != family) continue;
       const Fd probe(socket(family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-      sockaddr_storage name{};
-      socklen_t length = sizeof name;
       // To connect a datagram socket sends no packet.
-      if (!probe.valid() || connect(probe.get(), entry->ai_addr, entry->ai_addrlen) != 0 ||
-          getsockname(probe.get(), reinterpret_cast<sockaddr *>(&name), &length) != 0)
-        continue;
-      own = address_of(reinterpret_cast<sockaddr *>(&name));
+      if (!probe.valid() || connect(probe.get(), entry->ai_addr, entry->ai_addrlen) != 0) continue;
+      own = socket_address(probe.get(), getsockname);
+      own.port = 0;
       if (is_of_one_link(own)) own = {};
     }
   }
@@ -135,43 +124,38 @@ phx_status choose_address(const char *operation, const std::string &hint, HostAd
 
 phx_status listen_at(const char *operation, HostAddress *address, Fd *out) {
   store::Endpoint endpoint = endpoint_of(*address);
-  const phx_status status = store::listen_on(operation, &endpoint, out);
-  if (status == PHX_OK) address->port = endpoint.port();
-  return status;
+  PHX_TRY(store::listen_on(operation, &endpoint, out));
+  address->port = endpoint.port();
+  return PHX_OK;
 }
 
 store::Endpoint endpoint_of(const HostAddress &address) {
-  store::Endpoint endpoint;
-  std::memset(&endpoint.address, 0, sizeof endpoint.address);
   char literal[INET6_ADDRSTRLEN] = "";
-  if (address.family == AF_INET6) {
-    auto *const ipv6 = reinterpret_cast<sockaddr_in6 *>(&endpoint.address);
-    std::memcpy(&ipv6->sin6_addr, address.ip, sizeof ipv6->sin6_addr);
-    endpoint.length = sizeof *ipv6;
-  } else {
-    auto *const ipv4 = reinterpret_cast<sockaddr_in *>(&endpoint.address);
-    std::memcpy(&ipv4->sin_addr, address.ip, sizeof ipv4->sin_addr);
-    endpoint.length = sizeof *ipv4;
-  }
-  endpoint.address.ss_family = address.family;
-  endpoint.set_port(address.port);
   inet_ntop(address.family, address.ip, literal, sizeof literal);
-  const bool brackets = address.family == AF_INET6;
-  endpoint.text = (brackets ? "[" : "") + std::string(literal) + (brackets ? "]:" : ":") + std::to_string(address.port);
+  store::Endpoint endpoint;
+  (void)store::parse_endpoint("group_create", literal, address.port, &endpoint);
   return endpoint;
 }
 
-std::string text_of(const HostAddress &address) { return endpoint_of(address).text; }
+std::string text_of(const HostAddress &address) { return endpoint_of(address).text(); }
 
-std::string address_of_peer(int socket) {
+HostAddress socket_address(int socket, int (*end)(int, sockaddr *, socklen_t *)) {
   sockaddr_storage name{};
   socklen_t length = sizeof name;
-  if (getpeername(socket, reinterpret_cast<sockaddr *>(&name), &length) != 0) return "an unknown address";
-  HostAddress address = address_of(reinterpret_cast<sockaddr *>(&name));
-  store::Endpoint port;
-  port.address = name;
-  address.port = port.port();
-  return text_of(address);
+  if (end(socket, reinterpret_cast<sockaddr *>(&name), &length) != 0) return {};
+  return address_of(reinterpret_cast<sockaddr *>(&name));
+}
+
+bool is_loopback(const HostAddress &address) {
+  if (address.family == AF_INET) return address.ip[0] == 127;
+  in6_addr ipv6;
+  std::memcpy(&ipv6, address.ip, sizeof ipv6);
+  return IN6_IS_ADDR_LOOPBACK(&ipv6);
+}
+
+std::string address_of_peer(int socket) {
+  const HostAddress address = socket_address(socket, getpeername);
+  return address.family != 0 ? text_of(address) : "an unknown address";
 }
 
 void tune_host_connection(int socket) {

@@ -1,6 +1,8 @@
 // The address at which this rank accepts ranks of other hosts.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <string>
 
 #include "base/fd.h"
@@ -25,6 +27,9 @@ phx_status listen_at(const char *operation, HostAddress *address, Fd *out);
 
 store::Endpoint endpoint_of(const HostAddress &address);
 std::string text_of(const HostAddress &address);  // "10.0.0.1:4567"
+// That of this end of a socket (getsockname) or of the other (getpeername). Family 0: it is not of the internet.
+HostAddress socket_address(int socket, int (*end)(int, sockaddr *, socklen_t *));
+bool is_loopback(const HostAddress &address);
 // The address at the other end of a TCP connection, for the log.
 std::string address_of_peer(int socket);
 // No delay, and the detection of a host that is gone, within about 11 s.

@@ -42,12 +42,10 @@ void take_record(std::string *input, Record *out) {
 }  // namespace
 
 store::Digest make_host_proof(HostSide side, const Uuid &token, const HostHello &hello, const uint8_t (&nonce)[16]) {
-  store::HmacSha256 mac(&token, sizeof token);
   // The sides differ, so that one side's proof cannot be used as the other's. Both words have equal length.
-  mac.update(side == HostSide::kListener ? "listens " : "dials   ", 8);
-  mac.update(&hello, sizeof hello);
-  mac.update(nonce, sizeof nonce);
-  return mac.finish();
+  using store::bytes_of;
+  return store::hmac_sha256(
+      bytes_of(token), (side == HostSide::kListener ? "listens " : "dials   ") + bytes_of(hello) + bytes_of(nonce));
 }
 
 // ---- the side that listens
@@ -101,10 +99,7 @@ HostDial::Step HostDial::advance() {
   if (phase_ == Phase::kConnecting) {
     pollfd entry{socket_.get(), POLLOUT, 0};
     if (poll(&entry, 1, 0) <= 0) return Step::kWaits;
-    int error = 0;
-    socklen_t length = sizeof error;
-    getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
-    if (error == 0 && store::connected_to_itself(socket_.get())) error = ECONNREFUSED;
+    const int error = store::connect_outcome(socket_.get());
     if (error == 0 && only_asks_) return Step::kDone;
     const Step step = error != 0 ? lost(error) : connected();
     if (step != Step::kWaits) return step;

@@ -45,7 +45,7 @@ phx_status World::create(const phx_world_params &params, std::shared_ptr<World> 
   read_hostname(&record.hostname);
 
   std::shared_ptr<World> world(new World(record, params.size));
-  world->store_ = StoreRef(params.store);
+  world->store_ = store_ref(params.store);
   world->job_ = params.job != nullptr ? params.job : "phalanx";
   if (params.timeout_ms != 0) world->timeout_ms_.store(params.timeout_ms);
   if (params.staging_bytes != 0) world->slot_bytes_ = round_up(params.staging_bytes, 64);

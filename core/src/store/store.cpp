@@ -1,11 +1,17 @@
 // What all kinds of store have in common: see the header.
-#include "store/semantics.h"
+#include "store/store.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstring>
 
 #include "base/error.h"
-#include "store/store.h"
+
+phx_status phx_store::wait(const char *const *keys, size_t count, int64_t timeout_ms) {
+  const phx::Deadline deadline = phx::Deadline::after_ms(timeout_ms);
+  for (size_t i = 0; i < count; ++i) PHX_TRY(await("store_wait", keys[i], nullptr, deadline));
+  return PHX_OK;
+}
 
 namespace phx::store {
 namespace {
