@@ -62,8 +62,9 @@ class LazyDeadline {
 };
 
 // How a wait ended, or what one call of `look` found. kNothing and kMoved do not end a wait; kMoved means that this
-// thread has advanced an operation without completing it.
-enum class WaitResult { kReached, kInterrupted, kTimeout, kNothing, kMoved };
+// thread has advanced an operation without completing it. kMismatch is a result only of Lane::await, which compares the
+// calls of the ranks.
+enum class WaitResult { kReached, kInterrupted, kTimeout, kNothing, kMoved, kMismatch };
 
 // The part of a wait that follows the first spins: it yields between calls of `look` for 2 ms, or for 0.1 ms where
 // other programs want the core, and then sleeps between them.

@@ -59,18 +59,20 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
   }
 }
 
+void Group::note_end(int i) {
+  const LinkState state = links_[i]->state.load();
+  // A process that has ended after its rank left in good order has not died.
+  on_peer_gone(*links_[i], state, state == LinkState::kDead && links_[i]->process_has_ended());
+}
+
 // Returns the error of a message that could not be sent.
 phx_status Group::raise_send(const char *operation, int i, phx_status status) {
-  if (failed()) {
-    withdraw();
-    return raise_in_flight(operation, 0);
-  }
+  if (failed()) return raise_cause(operation);
   if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {  // it left, or ended without being noticed yet
     world_->monitor().catch_up();
     if (links_[i]->state.load() != LinkState::kAlive) {
-      on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
-      withdraw();
-      return raise_in_flight(operation, 0);
+      note_end(i);
+      return raise_cause(operation);
     }
   }
   if (interrupt_requested()) return raise_interrupted(operation);
@@ -80,9 +82,8 @@ phx_status Group::raise_send(const char *operation, int i, phx_status status) {
 phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
                            const Deadline &deadline, std::vector<Parcel> *out) {
   if (bytes.size() > kMaxPayload || fds.size() > kMaxFds) return fail(PHX_ERR_INTERNAL, operation, "parcel too large");
-  LazyDeadline until = LazyDeadline(deadline, &world_->progress());
-  Turn mutex(exchange_mutex_, std::defer_lock);
-  if (!take_turn(mutex, until)) return raise_turn(operation, kSameGroup, deadline.budget_ms(), true);
+  Turn mutex;
+  PHX_TRY(take_turn(operation, exchange_mutex_, deadline, kSameGroup, true, &mutex));
   if (failed()) {
     withdraw();
     return raise_revoked(operation);
@@ -187,7 +188,7 @@ phx_status Group::refuse_exchange() {
   const KeptError error;
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn mutex(exchange_mutex_, std::defer_lock);
-  if (!may_refuse() || !take_turn(mutex, until)) return error.info().status;
+  if (!may_refuse() || !phx::take_turn(mutex, until)) return error.info().status;
   const ExchangeTurn turn(*this);
   const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, turn.ordinal, sizeof error.info(), kRefused};
   for (const LinkRef &link : links_)
@@ -203,9 +204,8 @@ phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, co
   if (status == PHX_OK) return PHX_OK;
   if (useless) return fail_all(Failed(status));
   if (status != PHX_ERR_TIMEOUT) {
-    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
-    withdraw();
-    return raise_in_flight(operation, 0);
+    if (!failed()) note_end(i);
+    return raise_cause(operation);
   }
   if (interrupt_requested()) return raise_interrupted(operation);
   if (late->first < 0) late->first = i;
@@ -232,7 +232,7 @@ phx_status Group::await_ring(const char *operation, int i, const Deadline &deadl
     return PHX_OK;
   }
   if (status != PHX_ERR_TIMEOUT) {
-    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
+    if (!failed()) note_end(i);
     return raise_in_flight(operation, 0);
   }
   if (interrupt_requested()) return raise_interrupted(operation);

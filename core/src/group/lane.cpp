@@ -13,10 +13,6 @@ constexpr bool kChecked = false;
 constexpr bool kChecked = true;
 #endif
 
-AwaitResult failed(WaitResult result, int group_rank) {
-  return {result == WaitResult::kTimeout ? AwaitFailure::kTimeout : AwaitFailure::kInterrupted, group_rank};
-}
-
 constexpr size_t kLeastHeld = size_t{4} << 10;
 
 }  // namespace
@@ -77,7 +73,7 @@ AwaitResult Lane::reserve(LazyDeadline &deadline) {
     if (i == self_ || reached(peer.known_done, needed)) continue;
     const WaitResult result =
         wait_reached(peer.control->done, needed, peer.control->sleepers, interruptions_[i], deadline, core_of(i));
-    if (result != WaitResult::kReached) return failed(result, i);
+    if (result != WaitResult::kReached) return {result, i};
     peer.known_done = peer.control->done.load(std::memory_order_acquire);
   }
   return {};
@@ -116,16 +112,16 @@ AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &
     for (int i = 0; i < group_size(); ++i) {
       if (!comes_first(i)) continue;
       const WaitResult result = arrival(i);
-      if (result != WaitResult::kReached) return failed(result, first_late(epoch, i));
+      if (result != WaitResult::kReached) return {result, first_late(epoch, i)};
     }
   }
   bool staged = true;
   for (int i = 0; i < group_size(); ++i) {
     if (i == self_) continue;
-    if (const WaitResult result = arrival(i); result != WaitResult::kReached) return failed(result, i);
+    if (const WaitResult result = arrival(i); result != WaitResult::kReached) return {result, i};
     Peer &peer = peers_[i];
     const SlotHeader *header = peer.header(epoch);
-    if (kChecked && !(header->record == record)) return {AwaitFailure::kMismatch, i};
+    if (kChecked && !(header->record == record)) return {WaitResult::kMismatch, i};
     if (reached(header->done, peer.known_done)) peer.known_done = header->done;
     if (!reached(header->staged.load(std::memory_order_acquire), target)) staged = false;
   }
@@ -143,7 +139,7 @@ AwaitResult Lane::await_staged(uint64_t epoch, LazyDeadline &deadline) {
     const Peer &peer = peers_[i];
     const WaitResult result = wait_reached(peer.header(epoch)->staged, static_cast<uint32_t>(epoch),
                                            peer.control->sleepers, interruptions_[i], deadline, core_of(i));
-    if (result != WaitResult::kReached) return failed(result, i);
+    if (result != WaitResult::kReached) return {result, i};
   }
   return {};
 }

@@ -12,27 +12,25 @@
 
 namespace phx {
 
-enum class AwaitFailure { kNone, kInterrupted, kTimeout, kMismatch };
-
-// Packed into one word, which is returned in a register. GCC would write three members of a struct to memory one by one
-// and read them back at once, for which the processor has to wait.
+// The result of a wait for all ranks. Packed into one word, which is returned in a register. GCC would write three
+// members of a struct to memory one by one and read them back at once, for which the processor has to wait.
 class AwaitResult {
  public:
   constexpr AwaitResult() = default;
-  // The first group rank at fault.
-  constexpr AwaitResult(AwaitFailure failure, int group_rank)
+  // A failure, and the first group rank at fault.
+  constexpr AwaitResult(WaitResult failure, int group_rank)
       : bits_(uint64_t{static_cast<uint32_t>(group_rank)} << 32 | static_cast<uint64_t>(failure)) {}
   static constexpr AwaitResult not_staged() { return AwaitResult(kNotStaged); }
 
-  constexpr AwaitFailure failure() const { return static_cast<AwaitFailure>(bits_ & 0xff); }
+  constexpr WaitResult result() const { return static_cast<WaitResult>(bits_ & 0xff); }
   constexpr int group_rank() const { return static_cast<int>(bits_ >> 32); }
   constexpr bool staged() const { return (bits_ & kNotStaged) == 0; }  // whether all slots have their data
-  constexpr explicit operator bool() const { return failure() == AwaitFailure::kNone; }
+  constexpr explicit operator bool() const { return result() == WaitResult::kReached; }
 
  private:
   static constexpr uint64_t kNotStaged = 0x100;
   constexpr explicit AwaitResult(uint64_t bits) : bits_(bits) {}
-  uint64_t bits_ = 0;
+  uint64_t bits_ = static_cast<uint64_t>(WaitResult::kReached);
 };
 
 class Lane {

@@ -50,11 +50,10 @@ class Pads {
  public:
   // The location of a rank's pad, as sent to its peers.
   struct Location {
-    uint32_t segment;  // the rank's segments in order of creation; kOwn: one for this allocation alone
+    uint32_t segment;  // the rank's segments in order of creation
     uint32_t index;    // of the pad in the segment
     uint32_t made;     // pads in the segment if it is new, so that its descriptor is sent too; else 0
   };
-  static constexpr uint32_t kOwn = UINT32_MAX;
 
   // A rank's pad and the reference that keeps it mapped.
   struct Pad {

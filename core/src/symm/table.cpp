@@ -11,7 +11,10 @@ namespace phx {
 SymmTable::SymmTable(Group &group, MakeSymmDevice make_device)
     : group_(group),
       make_device_(make_device),
-      pads_(group.size(), group.group_rank(), pad_bytes_of(group.world().signal_channels(), group.size())) {}
+      pads_(group.size(), group.group_rank(), pad_bytes_of(group.world().signal_channels(), group.size())),
+      device_pads_(group.size(), group.group_rank(),
+                   pad_bytes_of(group.world().signal_channels(), group.size()) +
+                       round_up(kCallEntries * sizeof(HistoryEntry), page_bytes())) {}
 
 std::shared_ptr<Symm> SymmTable::find(uint64_t block_serial) const {
   std::lock_guard<std::mutex> lock(cache_mutex_);
@@ -26,7 +29,7 @@ void SymmTable::keep(uint64_t block_serial, std::shared_ptr<Symm> symm) {
   symms_[block_serial] = std::move(symm);
 }
 
-void SymmTable::on_block_freed(uint64_t block_serial) {
+void SymmTable::forget(uint64_t block_serial) {
   std::shared_ptr<Symm> gone;  // destroyed after the lock is released
   std::lock_guard<std::mutex> lock(cache_mutex_);
   auto row = symms_.find(block_serial);

@@ -13,6 +13,9 @@ namespace phx {
 
 class Symm;
 
+// The scope of SymmTable::mutex, for Group::take_turn.
+inline constexpr const char *kSameRendezvous = "group with a rendezvous. Let one thread make them";
+
 class SymmTable final : public Attachment {
  public:
   static constexpr AttachmentKind kKind = AttachmentKind::kSymm;
@@ -20,7 +23,7 @@ class SymmTable final : public Attachment {
 
   // Held during a rendezvous. Rendezvous are collective, so they have one order anyway.
   TurnMutex &mutex() { return mutex_; }
-  Pads &pads() { return pads_; }
+  Pads &pads(bool on_device) { return on_device ? device_pads_ : pads_; }
   MakeSymmDevice make_device() const { return make_device_; }
   uint64_t next_ordinal() { return ordinal_++; }
 
@@ -29,14 +32,15 @@ class SymmTable final : public Attachment {
   // Like Group::refuse_exchange, in place of a rendezvous.
   phx_status refuse_rendezvous();
 
-  void on_block_freed(uint64_t block_serial) override;
+  void forget(uint64_t block_serial);  // the world has freed that block
   void close() override;
 
  private:
   Group &group_;
   const MakeSymmDevice make_device_;
   TurnMutex mutex_;
-  Pads pads_;
+  Pads pads_;         // of allocations in host memory
+  Pads device_pads_;  // with the entries of enqueued collectives after each pad
   mutable std::mutex cache_mutex_;
   std::map<uint64_t, std::shared_ptr<Symm>> symms_;
   uint64_t ordinal_ = 0;
