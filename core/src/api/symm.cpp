@@ -84,7 +84,7 @@ phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t siz
   const char *operation = "symm_alloc";
   return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
     phx_status status = PHX_OK;
-    phx_world world{g.world_ref()};
+    phx_world world{g.world().shared_from_this()};
     void *pointer = nullptr;
     if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
     if (status == PHX_OK) status = phx_mem_alloc(&world, device, size, &pointer);

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/wait.h"
 #include "gpu/memory.h"
 #include "gpu/message_ring.h"
 #include "gpu/stream_order.h"
-#include "group/turn.h"
 #include "world/allocator.h"
 
 namespace phx {

@@ -1,7 +1,6 @@
 // Small all-to-all messages among the members, with file descriptors. Rendezvous are built on them.
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "base/failpoint.h"
@@ -277,6 +276,13 @@ phx_status Group::confirm(const char *operation, phx_status status, const Deadli
       theirs.status = PHX_ERR_INTERNAL;  // neither an error nor PHX_OK
     return raise(theirs.status, operation, "it failed on rank %d: %s", rank_of(i), theirs.text).peer(rank_of(i));
   }
+  return PHX_OK;
+}
+
+phx_status Group::agree_tuning(const Tuning &wish, int64_t timeout_ms) {
+  Tuning agreed;
+  PHX_TRY(agree_values("group_set_tuning", wish, builtin_tuning(size(), cores_), timeout_ms, &agreed));
+  tuning_.publish(agreed);
   return PHX_OK;
 }
 

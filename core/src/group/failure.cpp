@@ -30,10 +30,7 @@ bool Group::keep_cause(const ErrorInfo &cause, bool dumps) {
 
 void Group::interrupt(int only) {
   for (int i = 0; i < size(); ++i) {
-    if (only >= 0 && only != i) continue;
-    interruptions_[i].store(1, std::memory_order_release);
-    if (lane_interruptions_ && hosts_.is_here(i))
-      lane_interruptions_[hosts_.position(i)].store(1, std::memory_order_release);
+    if (only < 0 || only == i) interruptions_[i].store(1, std::memory_order_release);
   }
   for (const auto &attachment : attachments_) attachment->on_failed();
   world_->monitor().poke();

@@ -16,10 +16,10 @@
 #include "base/published.h"
 #include "base/shared_memory.h"
 #include "base/tuning.h"
+#include "base/wait.h"
 #include "group/attachment.h"
 #include "group/hosts.h"
 #include "group/lane.h"
-#include "group/turn.h"
 #include "group/work.h"
 #include "store/store.h"
 #include "world/monitor.h"
@@ -88,7 +88,6 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
     return phx::timed_out(timeout_ms, timeout_ms == own ? "the timeout of the group" : kLimitOfCall);
   }
   void set_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
-  const std::shared_ptr<World> &world_ref() const { return world_; }
   const std::string &name() const { return params_.name; }
   int group_rank() const { return params_.group_rank; }
   int size() const { return static_cast<int>(params_.ranks.size()); }
@@ -123,7 +122,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // The same on all ranks of the group.
   const Tuning &tuning() const { return tuning_.get(); }
   // An operation with at most this many bytes of input has copied them all when its start returns.
-  size_t eager_bytes() const;
+  size_t eager_bytes() const {
+    const size_t unit = kLine * size();  // the size that always fits into one round: whole cache lines for each rank
+    return std::min<size_t>(lanes_[0].slot_bytes(), tuning().chunk_bytes) / unit * unit;
+  }
   phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);  // collective
   // Collective: *out becomes the `wish` of group rank 0, with the values of `builtin` in place of zeros.
   template <class Values>
@@ -298,9 +300,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   int cores_ = 1;  // how many its ranks on this host may use together
   Published<Tuning> tuning_;
 
-  PageWords interruptions_;  // by group rank; then kReportWords
-  // The same words for the lanes, by position on this host. Only a group that spans hosts has them.
-  std::unique_ptr<std::atomic<int32_t>[]> lane_interruptions_;
+  PageWords interruptions_;                    // by group rank; then kReportWords
   mutable std::atomic<bool> told_{false};      // the peers know the cause, or find out themselves
   mutable std::atomic<bool> reported_{false};  // a call of this rank has returned the cause
   std::atomic<bool> dump_is_due_{false};

@@ -1,6 +1,5 @@
 // Rendezvous: every rank of a group offers a block, and every rank maps all of these.
 #include <algorithm>
-#include <cinttypes>
 
 #include "base/failpoint.h"
 #include "group/group.h"
@@ -93,8 +92,9 @@ struct Rendezvous {
 
   phx_status prepare(Fd *pad, std::vector<int> *fds) {
     Pads::Pad own;
-    PHX_TRY(symm.pads_of_group().take(kRendezvous, symm.number(), &mine.pad, &own, pad));
-    symm.adopt_pad(symm.group_rank(), mine.pad, std::move(own));
+    PHX_TRY(symm.pads_of_group().take(kRendezvous, symm.number(), &own, pad));
+    mine.pad = own.place;
+    symm.adopt_pad(symm.group_rank(), std::move(own));
     if (group.first_count() != 0) symm.begin_at(group.first_count());
 
     const Block &block = symm.block();
@@ -150,7 +150,7 @@ struct Rendezvous {
     const auto fd_of = [&] { return next < parcel.fds.size() ? parcel.fds[next++].get() : -1; };
     Pads::Pad pad;
     PHX_TRY(symm.pads_of_group().find(kRendezvous, i, all[i].pad, all[i].pad.made != 0 ? fd_of() : -1, &pad));
-    symm.adopt_pad(i, all[i].pad, std::move(pad));
+    symm.adopt_pad(i, std::move(pad));
 
     const Block &block = symm.block();
     void *base = nullptr;
@@ -236,7 +236,7 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   status = steps.confirm(status, deadline);
   PHX_FAILPOINT(kRendezvous, 5);
   PHX_TRY(status);
-  symm->pads_of_group().keep(symm->pad_places_, symm->pad_segments_);
+  symm->pads_of_group().keep(symm->pad_segments_);
   symm->complete_ = true;
   PHX_TRY(steps.agree_on_device(deadline));
   *out = std::move(symm);

@@ -2,8 +2,6 @@
 #include "symm/symm.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -31,7 +29,6 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
       channels_(group.world().signal_channels()),
       imported_(group.size()),
       pad_segments_(group.size()),
-      pad_places_(group.size()),
       buffers_(group.size()),
       pads_(group.size()),
       consumed_(static_cast<size_t>(channels_) * group.size()),
@@ -46,9 +43,9 @@ Symm::~Symm() {
   if (complete_) {
     // Pairs with the load in Pads::collect: after this store, this rank touches nothing of the allocation.
     pad_segments_[self_].header().freed.store(number(), std::memory_order_release);
-    pads_of_group().retire(number(), std::move(pad_places_));
+    pads_of_group().retire(number(), pad_segments_);
   } else if (pad_segments_[self_].segment) {
-    pads_of_group().give_back(pad_places_[self_]);
+    pads_of_group().give_back(pad_segments_[self_].place);
   }
   if (device_ != nullptr) device_->on_gone(*this);
 }
@@ -62,10 +59,9 @@ bool Symm::is_everywhere() const {
 
 Pads &Symm::pads_of_group() const { return symms_of(*group_).pads(block_->on_device()); }
 
-void Symm::adopt_pad(int of, const Pads::Location &place, Pads::Pad pad) {
+void Symm::adopt_pad(int of, Pads::Pad pad) {
   pads_[of] = pad.begin + sizeof(PadHeader) + channels_ * sizeof(BarrierLine);
   pad_segments_[of] = std::move(pad);
-  pad_places_[of] = place;
 }
 
 void Symm::begin_at(uint32_t first) {

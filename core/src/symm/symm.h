@@ -9,7 +9,6 @@
 #include "base/shared_memory.h"
 #include "base/wait.h"
 #include "group/history.h"
-#include "group/turn.h"
 #include "phalanx/phalanx.h"
 #include "symm/device.h"
 #include "symm/gathered.h"
@@ -85,7 +84,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   friend struct Rendezvous;
   uint64_t number() const { return ordinal_ + 1; }  // how many rendezvous the group has begun, up to this one
   Pads &pads_of_group() const;
-  void adopt_pad(int of, const Pads::Location &place, Pads::Pad pad);
+  void adopt_pad(int of, Pads::Pad pad);
   void begin_at(uint32_t first);  // sets the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
@@ -105,7 +104,6 @@ class Symm : public std::enable_shared_from_this<Symm> {
   const uint32_t channels_;
   std::vector<std::shared_ptr<void>> imported_;  // the blocks of the peers, which the last reference unmaps
   std::vector<Pads::Pad> pad_segments_;
-  std::vector<Pads::Location> pad_places_;
   bool complete_ = false;  // the rendezvous succeeded on all ranks
   std::vector<void *> buffers_;
   std::vector<void *> pads_;
