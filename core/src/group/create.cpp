@@ -506,7 +506,7 @@ phx_status Group::create_from(const Group &parent, const std::vector<int> &membe
   GroupMaker maker{*group, deadline, {*parent.world_, nullptr, ""}};
   maker.inherit(parent, members);
   if (needs_parent)
-    group->look_ = [&parent] { return parent.failed() ? parent.raise_in_flight("group_split", 0) : PHX_OK; };
+    group->look_ = [&parent] { return parent.failed() ? parent.raise_in_flight("group_split") : PHX_OK; };
   const phx_status status = maker.share();
   group->look_ = nullptr;
   return finish(status, std::move(group), out);

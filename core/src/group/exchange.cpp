@@ -232,7 +232,7 @@ phx_status Group::await_ring(const char *operation, int i, const Deadline &deadl
   }
   if (status != PHX_ERR_TIMEOUT) {
     if (!failed()) note_end(i);
-    return raise_in_flight(operation, 0);
+    return raise_in_flight(operation);
   }
   if (interrupt_requested()) return raise_interrupted(operation);
   return fail_all(raise(PHX_ERR_TIMEOUT, operation,

@@ -162,7 +162,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // cause yet (a peer may die between two collectives), the error is the cause itself.
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
   // For a call that was under way when the group failed: the cause itself.
-  phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
+  phx_status raise_in_flight(const char *operation, uint64_t sequence = 0) const;
   // The same for a collective call that this rank gives up: others may wait for it, so it withdraws.
   phx_status raise_cause(const char *operation, uint64_t sequence = 0) {
     withdraw();
@@ -360,11 +360,3 @@ struct phx_work {
 
 inline const phx::World &world_of(const phx_group &handle) { return handle.ptr->world(); }
 inline const phx::World &world_of(const phx_work &handle) { return handle.group->world(); }
-
-namespace phx {
-
-inline phx_work *make_work_handle(std::shared_ptr<Group> group, WorkRef work) {
-  return new phx_work{{1}, std::move(group), std::move(work)};
-}
-
-}  // namespace phx

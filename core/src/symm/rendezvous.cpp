@@ -190,7 +190,7 @@ struct Rendezvous {
                    group.advice(i).c_str())
             .peer(group.rank_of(i));
         group.fail_with(last_error(), true);
-        return group.raise_in_flight(kRendezvous, 0);
+        return group.raise_in_flight(kRendezvous);
       }
       all_met = all_met && theirs.met.load(std::memory_order_relaxed) == ok;
     }

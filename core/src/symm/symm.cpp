@@ -6,7 +6,6 @@
 #include "base/error.h"
 #include "base/hash.h"
 #include "group/group.h"
-#include "symm/directory.h"
 #include "symm/table.h"
 
 namespace phx {
