@@ -273,6 +273,11 @@ TEST(a_rank_that_left_is_not_called_dead_though_its_process_has_ended) {
       CHECK_OK(phx_world_finalize(world));
       return;
     }
+    static HeldLog log;
+    if (rank == 0) {
+      setenv("PHALANX_DUMP", "/nowhere", 1);
+      CHECK_OK(phx_set_log(&HeldLog::write, &log, PHX_LOG_WARNING));
+    }
     CHECK_OK(phx_group_create(world, "busy", members, 2, 0, &busy));
     if (rank == 1) {
       CHECK_OK(phx_group_revoke(busy, "a test"));
@@ -280,9 +285,6 @@ TEST(a_rank_that_left_is_not_called_dead_though_its_process_has_ended) {
       options.timeout_ms = 10000;
       CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2", phx_recv(group, &pid, 1, PHX_DTYPE_I32, 0, 0, &options, nullptr));
     } else {
-      static HeldLog log;
-      setenv("PHALANX_DUMP", "/nowhere", 1);
-      CHECK_OK(phx_set_log(&HeldLog::write, &log, PHX_LOG_WARNING));
       while (!log.holds) std::this_thread::yield();
       CHECK_OK(phx_send(group, &pid, 1, PHX_DTYPE_I32, 2, 0, nullptr, nullptr));
       while (!phx::process_has_ended(pid)) std::this_thread::yield();
