@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "ranks.h"
+#include "world/identity.h"
 #include "world/link.h"
 
 namespace {
@@ -245,6 +246,58 @@ TEST(a_departure_that_one_rank_has_noticed_ends_the_waits_of_the_others) {
       }
       phx_group_release(group);
     });
+}
+
+// Holds the thread that logs the failure of group 'busy'.
+struct HeldLog {
+  std::atomic<bool> holds{false}, go{false};
+  static void write(void *self, int32_t, const char *, int32_t, const char *line) {
+    auto &log = *static_cast<HeldLog *>(self);
+    if (std::strstr(line, "group 'busy' failed") == nullptr) return;
+    log.holds = true;
+    while (!log.go) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the next call comes first
+  }
+};
+
+// The monitor of rank 0 is busy when rank 2 leaves and its process ends, so an exchange is the first to find it out. It
+// must not take that for a death, which rank 1 would find out itself: rank 1 waits for rank 0, which goes no further.
+TEST(a_rank_that_left_is_not_called_dead_though_its_process_has_ended) {
+  const std::vector<int> codes = ranks::as_processes(3, [](int rank, phx_world *world) {
+    phx_group *group = ranks::make_group(world), *busy = nullptr, *half = nullptr, *rest = nullptr;
+    const int32_t members[] = {0, 1};
+    int32_t pid = getpid();
+    CHECK_OK(phx_broadcast(group, &pid, 1, PHX_DTYPE_I32, 2, nullptr, nullptr));
+    if (rank == 2) {
+      CHECK_OK(phx_recv(group, &pid, 1, PHX_DTYPE_I32, 0, 0, nullptr, nullptr));
+      CHECK_OK(phx_world_finalize(world));
+      return;
+    }
+    static HeldLog log;
+    if (rank == 0) {
+      setenv("PHALANX_DUMP", "/nowhere", 1);
+      CHECK_OK(phx_set_log(&HeldLog::write, &log, PHX_LOG_WARNING));
+    }
+    CHECK_OK(phx_group_create(world, "busy", members, 2, 0, &busy));
+    if (rank == 1) {
+      CHECK_OK(phx_group_revoke(busy, "a test"));
+      phx_options options = PHX_OPTIONS_INIT;
+      options.timeout_ms = 10000;
+      CHECK_FAILS(PHX_ERR_PEER_DEAD, "rank 2", phx_recv(group, &pid, 1, PHX_DTYPE_I32, 0, 0, &options, nullptr));
+    } else {
+      while (!log.holds) std::this_thread::yield();
+      CHECK_OK(phx_send(group, &pid, 1, PHX_DTYPE_I32, 2, 0, nullptr, nullptr));
+      while (!phx::process_has_ended(pid)) std::this_thread::yield();
+      log.go = true;
+      CHECK_FAILS(PHX_ERR_PEER_DEAD, "has left", phx_group_split(group, 0, 0, "half", 0, &half));
+      CHECK_OK(phx_set_log(nullptr, nullptr, PHX_LOG_ERROR));
+    }
+    CHECK_OK(phx_group_shrink(group, "rest", 0, &rest));
+    phx_group_release(rest);
+    phx_group_release(busy);
+    phx_group_release(group);
+  });
+  CHECK(codes[0] == 0 && codes[1] == 0);
 }
 
 // It may have revoked a group before it left, while messages to it were under way: the cause must not be lost.

@@ -123,8 +123,8 @@ phx::RecordHeader *first_record_for_rank_1() {
     if (std::strstr(line, "phalanx-group") == nullptr || std::sscanf(line, "%lx-", &base) != 1) continue;
     const auto *header = reinterpret_cast<const phx::ControlHeader *>(base);
     if (header->magic != phx::kControlMagic || header->group_rank != 1) continue;
-    const size_t area = phx::lane_offset(header->channels, header->slot_bytes, header->recorder_entries);
-    found = reinterpret_cast<phx::RecordHeader *>(base + area + sizeof(phx::MessageArea) + sizeof(phx::RingHeader));
+    found = reinterpret_cast<phx::RecordHeader *>(base + header->lanes_end() + sizeof(phx::MessageArea) +
+                                                  sizeof(phx::RingHeader));
   }
   fclose(file);
   CHECK(found != nullptr);

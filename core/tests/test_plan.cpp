@@ -7,9 +7,10 @@ namespace {
 
 uint32_t rounds_of_broadcast(size_t bytes, const phx::Tuning &tuning) {
   alignas(64) char memory[64];  // never touched: a plan only asks how large things are
-  std::atomic<int32_t> interruptions[2] = {};
+  phx::ControlHeader layout{};
+  layout.slot_bytes = size_t{256} << 10;
   phx::Lane lane;
-  lane.open({memory, memory}, 0, size_t{256} << 10, 256, interruptions, true, false);
+  lane.open({{memory, nullptr}, {memory, nullptr}}, 0, layout, true, false, 0);
   phx::Buffers buffers;
   buffers.in = buffers.out = memory;
   buffers.count = bytes;

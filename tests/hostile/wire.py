@@ -1,6 +1,6 @@
 """What crosses between ranks, written down a second time: records, handshakes, messages and shared memory.
 
-The definitions are core/src/world/identity.h and link.h, core/src/group/create.cpp, control.h and agree.h,
+The definitions are core/src/world/identity.h and link.h, core/src/group/create.cpp, control.h and derive.cpp,
 core/src/p2p/layout.h and core/src/symm/rendezvous.cpp. `test_lying_rank.py` fails first when they have changed.
 """
 

@@ -102,9 +102,7 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
     w.note_failed_attempt(name_key, attempt);
     return status;
   }
-  phx_group *handle = new phx_group;
-  handle->ptr = std::move(group);
-  *out = handle;
+  *out = new phx_group{{1}, std::move(group)};
   return PHX_OK;
 }
 
@@ -121,11 +119,7 @@ phx_status derive(const char *operation, phx_group *group, bool agrees, const ch
     std::shared_ptr<phx::Group> derived;
     status = derive_group(parent, name != nullptr ? name : parent.name(), timeout, &derived);
     if (status != PHX_OK) return status;
-    *out = nullptr;
-    if (derived) {
-      *out = new phx_group;
-      (*out)->ptr = std::move(derived);
-    }
+    *out = derived ? new phx_group{{1}, std::move(derived)} : nullptr;
     return PHX_OK;
   });
 }

@@ -1,5 +1,6 @@
 // Implements phx_allocator_* and phx_mem_*.
 #include "api/entry.h"
+#include "symm/table.h"
 #include "world/allocator.h"
 
 using phx::fail;
@@ -9,6 +10,11 @@ using phx::with_live_handle;
 namespace {
 
 constexpr phx_device kCpu{PHX_DEVICE_CPU, 0};
+
+// Drops the symmetric allocations with a block that was freed.
+void forget(const phx::World &world, const phx::Block &block) {
+  for (const auto &group : phx::groups_of(world)) phx::symms_of(*group).forget(block.serial);
+}
 
 // Finds the allocator of `device` (NULL: the CPU), with which `take` gets a block from the table of the world.
 template <class Take>
@@ -76,7 +82,7 @@ phx_status phx_mem_free(phx_world *world, void *pointer) {
   return with_handle("mem_free", world, [&](phx::World &w) {
     phx::BlockRef gone;
     const phx_status status = w.blocks().free(pointer, &gone);
-    if (gone) w.forget_block(gone);
+    if (gone) forget(w, *gone);
     return status;
   });
 }
@@ -86,7 +92,7 @@ phx_status phx_mem_drop(phx_world *world, const phx_device *device, const char *
     phx::BlockRef gone;
     const phx_status status =
         w.blocks().drop(device != nullptr ? *device : kCpu, scope != nullptr ? scope : "", alloc_id, &gone);
-    if (gone) w.forget_block(gone);
+    if (gone) forget(w, *gone);
     return status;
   });
 }

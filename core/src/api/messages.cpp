@@ -120,7 +120,7 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
     const auto started = std::make_shared<phx::MessageWork>(&phx::messenger_of(g));
     phx_status status = fill(started->transfer());
     if (status != PHX_OK) return status;
-    phx_work *handle = phx::make_work_handle(group->ptr, started);
+    phx_work *handle = new phx_work{{1}, group->ptr, started};
     status = start(g, started);
     if (status == PHX_OK)
       *work = handle;

@@ -68,14 +68,11 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
     if (status != PHX_OK) return phx::symms_of(g).refuse_rendezvous();
     if (g.failed()) return g.raise_revoked(operation);
     const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
-    phx::LazyDeadline until(deadline, &g.world().progress());
-    phx::Turn turn(phx::symms_of(g).mutex(), std::defer_lock);
-    if (!phx::take_turn(turn, until))
-      return g.raise_turn(operation, "group with a rendezvous. Let one thread make them", timeout, true);
+    phx::Turn turn;
+    PHX_TRY(g.take_turn(operation, phx::symms_of(g).mutex(), deadline, phx::kSameRendezvous, true, &turn));
     std::shared_ptr<phx::Symm> symm = phx::symms_of(g).find(block->serial);
     if (!symm) {
-      status = phx::Symm::rendezvous(g, block, deadline, &symm);
-      if (status != PHX_OK) return status;
+      PHX_TRY(phx::Symm::rendezvous(g, block, deadline, &symm));
       phx::symms_of(g).keep(block->serial, symm);
     }
     *out = symm->handle();
@@ -87,7 +84,7 @@ phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t siz
   const char *operation = "symm_alloc";
   return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
     phx_status status = PHX_OK;
-    phx_world world{g.world_ref()};
+    phx_world world{g.world().shared_from_this()};
     void *pointer = nullptr;
     if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
     if (status == PHX_OK) status = phx_mem_alloc(&world, device, size, &pointer);

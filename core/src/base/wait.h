@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <mutex>
 
 #include "base/deadline.h"
 #include "base/long_wait.h"
@@ -62,8 +63,9 @@ class LazyDeadline {
 };
 
 // How a wait ended, or what one call of `look` found. kNothing and kMoved do not end a wait; kMoved means that this
-// thread has advanced an operation without completing it.
-enum class WaitResult { kReached, kInterrupted, kTimeout, kNothing, kMoved };
+// thread has advanced an operation without completing it. kMismatch is a result only of Lane::await, which compares the
+// calls of the ranks.
+enum class WaitResult { kReached, kInterrupted, kTimeout, kNothing, kMoved, kMismatch };
 
 // The part of a wait that follows the first spins: it yields between calls of `look` for 2 ms, or for 0.1 ms where
 // other programs want the core, and then sleeps between them.
@@ -218,5 +220,42 @@ inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &s
   word.exchange(value, std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_seq_cst) != 0) wake_all(word);
 }
+
+// ---- turns: locks whose holder may wait for its peers while it holds them, so the next thread waits only until its
+// own deadline
+
+// A mutex whose wait can end at a time of the monotonic clock. Its functions are inline, because every collective
+// locks and unlocks it: std::timed_mutex costs twice as much there. Unlocking takes no locked instruction
+// (store_and_wake).
+class TurnMutex {
+ public:
+  TurnMutex() = default;
+  TurnMutex(const TurnMutex &) = delete;
+  TurnMutex &operator=(const TurnMutex &) = delete;
+
+  // Pairs with the release in unlock(): what the last holder wrote is visible.
+  bool try_lock() {
+    uint32_t expected = kFree;
+    return word_.compare_exchange_strong(expected, kHeld, std::memory_order_acquire, std::memory_order_relaxed);
+  }
+  bool try_lock_for_ns(int64_t ns);
+  void lock() {
+    while (!try_lock() && !try_lock_for_ns(1000000000)) {
+    }
+  }
+  void unlock() { store_and_wake(word_, kFree, sleepers_, fences_are_allowed()); }
+
+ private:
+  static constexpr uint32_t kFree = 0, kHeld = 1;
+  SharedWord word_{kFree}, sleepers_{0};
+};
+using Turn = std::unique_lock<TurnMutex>;
+
+// The slow path of take_turn, for a lock that is held.
+bool await_turn(Turn &turn, LazyDeadline &deadline);
+
+// Locks `turn`, which is deferred, and advances pending operations of this rank while it waits. False at the deadline.
+// Taking a free lock does not read the clock.
+inline bool take_turn(Turn &turn, LazyDeadline &deadline) { return turn.try_lock() || await_turn(turn, deadline); }
 
 }  // namespace phx

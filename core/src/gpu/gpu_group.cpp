@@ -132,10 +132,8 @@ phx_status launch(Symm &symm, const char *operation, const std::string &kernel, 
   Group &group = symm.group();
   gpu_of(group).note_launches();
   if (group.failed()) return group.raise_revoked(operation);
-  const Symm::OrderedCalls in_order(symm);
-  if (record != nullptr) {
-    PHX_TRY(in_order.compare(operation, *record));
-  }
+  const auto in_order = symm.order_calls();
+  if (record != nullptr) PHX_TRY(symm.compare(operation, *record));
   if (kernel.empty()) return PHX_OK;
   constexpr int64_t kMostMs = int64_t{1} << 40;
   launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;

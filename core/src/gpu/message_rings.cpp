@@ -13,6 +13,7 @@ namespace phx {
 namespace {
 
 constexpr const char *kKernel = "phx_gpu_messages";
+constexpr const char *kSamePath = "group with the first message to or from the same rank";
 // With this size a ring, which has kLanes * kDeep chunks, takes two units of 2 MiB, the granularity of memory.
 constexpr uint32_t kMostChunk = 63 << 10;
 // Not measured yet. If there are fewer blocks than lanes, a block serves several lanes in turn.
@@ -133,22 +134,15 @@ phx_status GpuMessageRings::build_all(const char *operation, const Deadline &dea
   return PHX_OK;
 }
 
-phx_status GpuMessageRings::take_turn_to_make(const char *operation, Turn *turn, const Deadline &deadline) {
-  LazyDeadline until(deadline, &group_.world().progress());
-  if (take_turn(*turn, until)) return PHX_OK;
-  return group_.raise_turn(operation, "group with the first message to or from the same rank", deadline.budget_ms(),
-                           true);
-}
-
 phx_status GpuMessageRings::build(const char *operation, int to, const Deadline &deadline) {
   Path &path = to_[to];
-  Turn turn(path.mutex, std::defer_lock);
-  phx_status status = take_turn_to_make(operation, &turn, deadline);
-  if (status != PHX_OK || path.ready.load(std::memory_order_relaxed)) return status;
+  Turn turn;
+  PHX_TRY(group_.take_turn(operation, path.mutex, deadline, kSamePath, true, &turn));
+  if (path.ready.load(std::memory_order_relaxed)) return PHX_OK;
   const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
   cuda::MemoryPtr memory;
-  status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::ring_bytes(chunk), &memory);
+  phx_status status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::ring_bytes(chunk), &memory);
   if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
     const std::vector<cuda::RingWord> begun(2 * cuda::kLanes, {first});  // `put` and `taken`
     status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
@@ -170,10 +164,10 @@ phx_status GpuMessageRings::build(const char *operation, int to, const Deadline 
 
 phx_status GpuMessageRings::map(const char *operation, int from, const Deadline &deadline) {
   Path &path = from_[from];
-  Turn turn(path.mutex, std::defer_lock);
-  phx_status status = take_turn_to_make(operation, &turn, deadline);
-  if (status != PHX_OK || path.ready.load(std::memory_order_relaxed)) return status;
-  status = path.order.open(operation, gpus_->driver(), gpu_);
+  Turn turn;
+  PHX_TRY(group_.take_turn(operation, path.mutex, deadline, kSamePath, true, &turn));
+  if (path.ready.load(std::memory_order_relaxed)) return PHX_OK;
+  phx_status status = path.order.open(operation, gpus_->driver(), gpu_);
   if (status != PHX_OK) return status;
   if (from == group_.group_rank()) {
     path.chunk_bytes = to_[from].chunk_bytes;

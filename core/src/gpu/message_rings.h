@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/wait.h"
 #include "gpu/memory.h"
 #include "gpu/message_ring.h"
 #include "gpu/stream_order.h"
-#include "group/turn.h"
 #include "world/allocator.h"
 
 namespace phx {
@@ -60,7 +60,6 @@ class GpuMessageRings {
                   bool capturing);
   phx_status build_all(const char *operation, const Deadline &deadline);
   // Waits until no other thread makes the path to which `turn` belongs.
-  phx_status take_turn_to_make(const char *operation, Turn *turn, const Deadline &deadline);
   phx_status build(const char *operation, int to, const Deadline &deadline);
   phx_status map(const char *operation, int from, const Deadline &deadline);
   phx_status launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms, void *stream,

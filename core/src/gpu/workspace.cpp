@@ -118,7 +118,8 @@ phx_status Workspaces::prepare(const char *operation, Workspace &workspace, cons
   }
   ++calls_;
   if (newest_) {
-    PHX_TRY(newest_->agree(operation, own, calls_));
+    const auto in_order = newest_->order_calls();
+    PHX_TRY(newest_->compare(operation, own, calls_));
   }
   return grows ? grow(operation, workspace, own, next_power_of_two(needed), timeout_ms) : PHX_OK;
 }
@@ -136,10 +137,8 @@ phx_status Workspaces::allocate(Workspace &workspace, size_t bytes, BlockRef *ou
 phx_status Workspaces::grow(const char *operation, Workspace &workspace, const CallRecord &record, size_t bytes,
                             int64_t timeout_ms) {
   const Deadline deadline = Deadline::after_ms(timeout_ms);
-  LazyDeadline until(deadline, &group_.world().progress());
-  Turn turn(symms_of(group_).mutex(), std::defer_lock);
-  if (!take_turn(turn, until))
-    return group_.raise_turn(operation, "group with a rendezvous. Let one thread make them", timeout_ms, true);
+  Turn turn;
+  PHX_TRY(group_.take_turn(operation, symms_of(group_).mutex(), deadline, kSameRendezvous, true, &turn));
   BlockRef block;
   Offer mine{};
   mine.record = record;

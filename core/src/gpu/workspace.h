@@ -11,10 +11,10 @@
 #include <set>
 #include <vector>
 
+#include "base/wait.h"
 #include "gpu/gpu.h"
 #include "gpu/launch.h"
 #include "gpu/stream_order.h"
-#include "group/turn.h"
 #include "symm/symm.h"
 
 namespace phx {

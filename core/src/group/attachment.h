@@ -41,8 +41,6 @@ class Attachment {
   virtual void on_failed() {}
   // The world of this rank is about to be finalized, and the group has not failed: what others were sent must go.
   virtual void flush() {}
-  // The world has freed the block with that serial number.
-  virtual void on_block_freed(uint64_t) {}
   // The group ends; the other attachments still exist. Called for the last kind first.
   virtual void close() {}
 };

@@ -42,6 +42,7 @@ struct alignas(kLine) LaneHeader {
 };
 static_assert(sizeof(LaneHeader) == 2 * kLine);
 
+// The layout of a segment follows from its header.
 struct alignas(kLine) ControlHeader {
   uint64_t magic;
   uint64_t slot_bytes;
@@ -50,30 +51,25 @@ struct alignas(kLine) ControlHeader {
   int32_t group_size;
   uint32_t channels;
   uint32_t recorder_entries;
+
+  size_t slot_stride() const { return sizeof(SlotHeader) + slot_bytes; }
+  size_t lane_offset(uint32_t channel) const {
+    // An entry of the recorder takes one line.
+    return sizeof(ControlHeader) + channel * (sizeof(LaneHeader) + kSlots * slot_stride() + recorder_entries * kLine);
+  }
+  // The offset of the areas of attachments.
+  size_t lanes_end() const { return lane_offset(channels); }
+  // Sets the counters of a lane to `first` (Group::first_count). The owner calls it before any peer maps the lane.
+  // `staged` stays 0, as if it had not been written for `first` epochs: no code may rely on a word that is rarely
+  // stored.
+  void begin_lane_at(char *lane, uint32_t first) const {
+    reinterpret_cast<LaneHeader *>(lane)->done.store(first, std::memory_order_relaxed);
+    for (uint32_t i = 0; i < kSlots; ++i) {
+      char *const slot = lane + sizeof(LaneHeader) + i * slot_stride();
+      reinterpret_cast<SlotHeader *>(slot)->epoch.store(first, std::memory_order_relaxed);
+    }
+  }
 };
 static_assert(sizeof(ControlHeader) == kLine);
-
-inline size_t slot_stride(size_t slot_bytes) { return sizeof(SlotHeader) + slot_bytes; }
-// Sets the counters of a lane to `first` (Group::first_count). The owner calls it before any peer maps the lane.
-// `staged` stays 0, as if it had not been written for `first` epochs: no code may rely on a word that is rarely stored.
-inline void begin_lane_at(char *lane, size_t slot_bytes, uint32_t first) {
-  reinterpret_cast<LaneHeader *>(lane)->done.store(first, std::memory_order_relaxed);
-  for (uint32_t i = 0; i < kSlots; ++i) {
-    char *const slot = lane + sizeof(LaneHeader) + i * slot_stride(slot_bytes);
-    reinterpret_cast<SlotHeader *>(slot)->epoch.store(first, std::memory_order_relaxed);
-  }
-}
-// The offset of the history in a lane.
-inline size_t history_offset(size_t slot_bytes) { return sizeof(LaneHeader) + kSlots * slot_stride(slot_bytes); }
-// The offset of a slot of the first lane in the segment.
-inline size_t slot_offset(uint32_t slot, size_t slot_bytes) {
-  return sizeof(ControlHeader) + sizeof(LaneHeader) + slot * slot_stride(slot_bytes);
-}
-inline size_t lane_bytes(size_t slot_bytes, uint32_t recorder_entries) {
-  return history_offset(slot_bytes) + recorder_entries * kLine;  // an entry of the recorder takes one line
-}
-inline size_t lane_offset(uint32_t channel, size_t slot_bytes, uint32_t recorder_entries) {
-  return sizeof(ControlHeader) + channel * lane_bytes(slot_bytes, recorder_entries);
-}
 
 }  // namespace phx

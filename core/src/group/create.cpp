@@ -2,13 +2,12 @@
 // segments.
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
+#include <cstdarg>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <new>
 #include <set>
 #include <string_view>
 
@@ -121,6 +120,16 @@ struct GroupMaker {
   std::string member_key(int group_rank) const { return group.params_.key + "/member/" + std::to_string(group_rank); }
   std::string reach_key(int group_rank) const { return group.params_.key + "/reach/" + std::to_string(group_rank); }
 
+  // Records an error that begins with "group_create 'tp': ".
+  __attribute__((format(printf, 3, 4))) Failed raise(phx_status status, const char *format, ...) const {
+    va_list args;
+    va_start(args, format);
+    const std::string prefix = std::string(kGroupCreate) + " '" + group.name() + "': ";
+    const Failed failed = fail_v(status, 0, kGroupCreate, prefix.c_str(), format, args);
+    va_end(args);
+    return failed;
+  }
+
   phx_status bootstrap() {
     group.records_.assign(group.size(), PeerRecord{});
     group.records_[group.group_rank()] = group.world_->record();
@@ -131,11 +140,10 @@ struct GroupMaker {
     PeerRecord mine = group.world_->record();
     mine.rank = group.self_rank();
     const store::CallTimeout call_timeout(deadline.left_ms());
-    phx_status status = store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine);
-    if (status != PHX_OK) return status;
+    PHX_TRY(store->set(member_key(group.group_rank()).c_str(), &mine, sizeof mine));
     PHX_FAILPOINT(kGroupCreate, 2);
-    status = read_all([this](int i) { return member_key(i); },
-                      [this](const std::string &value, int i) { return read_record(value, i); });
+    const phx_status status = read_all([this](int i) { return member_key(i); },
+                                       [this](const std::string &value, int i) { return read_record(value, i); });
     PHX_FAILPOINT(kGroupCreate, 3);
     if (status == PHX_OK && group.group_rank() == 0) forget_failures();
     return status;
@@ -160,24 +168,23 @@ struct GroupMaker {
       if (i == group.group_rank()) continue;
       std::string value;
       awaited = i;
-      phx_status status = await_value(key(i), &value, &report);
+      const phx_status status = await_value(key(i), &value, &report);
       if (status == PHX_ERR_TIMEOUT && deadline.passed()) {
         if (first_late < 0) first_late = i;
         late += (late.empty() ? "" : ", ") + std::to_string(group.rank_of(i));
         continue;
       }
-      if (status == PHX_OK) status = read(value, i);
-      if (status != PHX_OK) return status;
+      PHX_TRY(status);
+      PHX_TRY(read(value, i));
     }
     if (first_late < 0) return PHX_OK;
     const bool several = late.find(',') != std::string::npos;
-    return fail_text(
-               PHX_ERR_TIMEOUT, kGroupCreate,
-               "%s '%s': %s: rank %d still waits for %s, which %s not made the same call. %s running, and were enough "
-               "processes started?",
-               kGroupCreate, group.name().c_str(), group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
-               ((several ? "ranks " : "rank ") + late).c_str(), several ? "have" : "has",
-               several ? "Are they" : "Is it")
+    return raise(PHX_ERR_TIMEOUT,
+                 "%s: rank %d still waits for %s, which %s not made the same call. %s running, and were enough "
+                 "processes started?",
+                 group.timed_out(deadline.budget_ms()).c_str(), group.self_rank(),
+                 ((several ? "ranks " : "rank ") + late).c_str(), several ? "have" : "has",
+                 several ? "Are they" : "Is it")
         .peer(group.rank_of(first_late));
   }
 
@@ -205,8 +212,7 @@ struct GroupMaker {
   phx_status look_at_rank(int rank) {
     if (group.world_->look_at_rank(rank) == PHX_OK) return PHX_OK;
     const ErrorInfo gone = last_error();
-    return fail_text(gone.status, kGroupCreate, "%s '%s': %s", kGroupCreate, group.name().c_str(), gone.text)
-        .peer(rank);
+    return raise(gone.status, "%s", gone.text).peer(rank);
   }
 
   phx_status look() {
@@ -223,21 +229,19 @@ struct GroupMaker {
       constexpr size_t kAnyLayout = sizeof kPeerMagic - 1;  // the last character is the version of the layout
       if (value.size() > kAnyLayout && value[kAnyLayout] != kPeerMagic[kAnyLayout] &&
           value.compare(0, kAnyLayout, kPeerMagic, kAnyLayout) == 0)
-        return fail_text(
-            PHX_ERR_ABI, kGroupCreate,
-            "%s '%s': rank %d runs an older version of phalanx than rank %d, which runs %s. Install one build "
-            "of phalanx-core for all ranks.",
-            kGroupCreate, group.name().c_str(), group.rank_of(i), group.self_rank(), text_of(this_build()).c_str());
-      return fail_text(PHX_ERR_INVALID, kGroupCreate,
-                       "%s '%s': what the store holds for rank %d, under %s, is not a record of a rank. Does another "
-                       "program write to this store? Use a new store, or another phx_world_params.job",
-                       kGroupCreate, group.name().c_str(), group.rank_of(i), member_key(i).c_str());
+        return raise(PHX_ERR_ABI,
+                     "rank %d runs an older version of phalanx than rank %d, which runs %s. Install one build of "
+                     "phalanx-core for all ranks.",
+                     group.rank_of(i), group.self_rank(), text_of(this_build()).c_str());
+      return raise(PHX_ERR_INVALID,
+                   "what the store holds for rank %d, under %s, is not a record of a rank. Does another program write "
+                   "to this store? Use a new store, or another phx_world_params.job",
+                   group.rank_of(i), member_key(i).c_str());
     }
     if (theirs.build != this_build()) return attempt.refuse_build(theirs);
     if (value.size() != sizeof record)
-      return fail_text(PHX_ERR_INVALID, kGroupCreate,
-                       "%s '%s': rank %d's record under %s in the store has %zu bytes, not %zu", kGroupCreate,
-                       group.name().c_str(), group.rank_of(i), member_key(i).c_str(), value.size(), sizeof record);
+      return raise(PHX_ERR_INVALID, "rank %d's record under %s in the store has %zu bytes, not %zu", group.rank_of(i),
+                   member_key(i).c_str(), value.size(), sizeof record);
     std::memcpy(&record, value.data(), sizeof record);
     if (group.params_.of_world) group.world_->know_rank(group.rank_of(i), record);
     return PHX_OK;
@@ -253,10 +257,6 @@ struct GroupMaker {
       if (host_of[i] < 0) host_of[i] = hosts++;
     }
     group.hosts_ = Hosts(std::move(host_of), group.group_rank());
-    if (!group.spans_hosts()) return;
-    const auto count = static_cast<size_t>(group.hosts_.local_size());
-    group.lane_interruptions_.reset(new std::atomic<int32_t>[count]);
-    for (size_t i = 0; i < count; ++i) group.lane_interruptions_[i].store(0, std::memory_order_relaxed);
   }
 
   // The ranks of several hosts tell each other how they are reached. All read the same, so if one cannot serve such a
@@ -271,36 +271,32 @@ struct GroupMaker {
     if (mine.status == PHX_OK) mine.status = group.world_->listen_for_hosts(&mine.address);
     if (mine.status != PHX_OK) copy_text(mine.why, sizeof mine.why, last_error().text);
     const store::CallTimeout call_timeout(deadline.left_ms());
-    phx_status status = store->set(reach_key(group.group_rank()).c_str(), &mine, sizeof mine);
-    if (status == PHX_OK)
-      status = read_all(
-          [this](int i) { return reach_key(i); },
-          [&](const std::string &value, int i) -> phx_status {
-            if (value.size() != sizeof all[i])
-              return fail_text(PHX_ERR_INVALID, kGroupCreate,
-                               "%s '%s': what the store holds for rank %d, under %s, is not its address. Does another "
-                               "program write to this store? Use a new store, or another phx_world_params.job",
-                               kGroupCreate, group.name().c_str(), group.rank_of(i), reach_key(i).c_str())
-                  .peer(group.rank_of(i));
-            std::memcpy(&all[i], value.data(), sizeof all[i]);
-            all[i].why[sizeof all[i].why - 1] = '\0';
-            group.records_[i].address = all[i].address;
-            return PHX_OK;
-          });
-    for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (all[i].status < 0)
-        status =
-            fail_text(all[i].status < PHX_ERR_INTERNAL ? PHX_ERR_INTERNAL : all[i].status, kGroupCreate,
-                      "%s '%s': its ranks are on %d hosts (%s), and rank %d cannot serve that: %s", kGroupCreate,
-                      group.name().c_str(), group.hosts_.count(), why_several().c_str(), group.rank_of(i), all[i].why)
-                .peer(group.rank_of(i));
-    return status;
-  }
-
-  // Why the ranks count as those of several hosts, by the first two that differ.
-  std::string why_several() const {
-    const int other = group.hosts_.rank(1, 0);
-    return why_apart(group.records_[0], group.rank_of(0), group.records_[other], group.rank_of(other));
+    PHX_TRY(store->set(reach_key(group.group_rank()).c_str(), &mine, sizeof mine));
+    PHX_TRY(read_all([this](int i) { return reach_key(i); },
+                     [&](const std::string &value, int i) -> phx_status {
+                       if (value.size() != sizeof all[i])
+                         return raise(PHX_ERR_INVALID,
+                                      "what the store holds for rank %d, under %s, is not its address. Does another "
+                                      "program write to this store? Use a new store, or another "
+                                      "phx_world_params.job",
+                                      group.rank_of(i), reach_key(i).c_str())
+                             .peer(group.rank_of(i));
+                       std::memcpy(&all[i], value.data(), sizeof all[i]);
+                       all[i].why[sizeof all[i].why - 1] = '\0';
+                       group.records_[i].address = all[i].address;
+                       return PHX_OK;
+                     }));
+    for (int i = 0; i < group.size(); ++i) {
+      if (all[i].status >= 0) continue;
+      const int other = group.hosts_.rank(1, 0);  // with rank 0, the first two that are on different hosts
+      const std::string why =
+          why_apart(group.records_[0], group.rank_of(0), group.records_[other], group.rank_of(other));
+      return raise(std::max<phx_status>(all[i].status, PHX_ERR_INTERNAL),
+                   "its ranks are on %d hosts (%s), and rank %d cannot serve that: %s", group.hosts_.count(),
+                   why.c_str(), group.rank_of(i), all[i].why)
+          .peer(group.rank_of(i));
+    }
+    return PHX_OK;
   }
 
   void identify() {
@@ -327,127 +323,98 @@ struct GroupMaker {
 
   phx_status connect() {
     identify();
-    phx_status status = PHX_OK;
-    for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (i != group.group_rank()) status = group.world_->begin_connecting(group.records_[i], deadline);
+    for (int i = 0; i < group.size(); ++i)
+      if (i != group.group_rank()) PHX_TRY(group.world_->begin_connecting(group.records_[i], deadline));
     int late = -1;
     const auto text = [&] { return group.still_waiting(kGroupCreate, 0, {late}); };
     const LongWait long_wait(WaitText(text), deadline);
-    for (int i = 0; i < group.size() && status == PHX_OK; ++i) {
+    for (int i = 0; i < group.size(); ++i) {
       if (i == group.group_rank()) continue;
       late = i;
-      status = group.world_->connect(
-          group.records_[i], deadline, [this] { return look(); }, &group.links_[i]);
+      PHX_TRY(group.world_->connect(
+          group.records_[i], deadline, [this] { return look(); }, &group.links_[i]));
       PHX_FAILPOINT(kGroupCreate, 4);
     }
-    return status;
+    return PHX_OK;
   }
 
   phx_status share() {
     group.world_->monitor().watch(group.id_, group.shared_from_this());
     group.watched_ = true;
-    phx_status status = read_first_count(&group.first_count_);
-    if (status == PHX_OK) status = read_order(group.params_.reduction_order, &group.reduction_order_);
-    return status != PHX_OK ? status : share_segments();
-  }
-
-  phx_status share_segments() {
-    // The part of each rank is at least one cache line.
-    const size_t slot_bytes = std::max(group.world_->slot_bytes(), kLine * group.size());
-    const uint32_t channels = group.channels();
-    const uint32_t recorder_entries = group.world_->recorder_entries();
-    const size_t lanes_end = lane_offset(channels, slot_bytes, recorder_entries);
-    size_t areas_end = lanes_end;
-    for (const auto &attachment : group.attachments_) areas_end += attachment->area_bytes();
-    const size_t size = round_up(areas_end, page_bytes());
-    const uint32_t first_count = group.first_count_;
+    PHX_TRY(read_first_count(&group.first_count_));
+    PHX_TRY(read_order(group.params_.reduction_order, &group.reduction_order_));
+    // In a slot, the part of each rank is at least one cache line.
+    const ControlHeader header{kControlMagic,
+                               std::max(group.world_->slot_bytes(), kLine * group.size()),
+                               group.id_,
+                               group.group_rank(),
+                               group.size(),
+                               group.channels(),
+                               group.world_->recorder_entries()};
+    size_t size = header.lanes_end();
+    for (const auto &attachment : group.attachments_) size += attachment->area_bytes();
+    size = round_up(size, page_bytes());
     std::vector<SharedMappingRef> &segments = group.segments_;
     segments.resize(group.size());  // those of other hosts stay NULL
     Fd own;
-    phx_status status = create_segment(kGroupCreate, "phalanx-group", size, &own);
-    if (status == PHX_OK) status = map_segment(kGroupCreate, own.get(), size, 0, &segments[group.group_rank()]);
+    PHX_TRY(create_segment(kGroupCreate, "phalanx-group", size, &own));
+    PHX_TRY(map_segment(kGroupCreate, own.get(), size, 0, &segments[group.group_rank()]));
+    char *const base = segments[group.group_rank()]->bytes();
     // Makes resident only the slot headers where peers wait for the first call of most groups: the rank that touches a
     // page first decides on which NUMA node it lies.
-    for (uint32_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
-      status = populate(kGroupCreate, segments[group.group_rank()]->bytes() + slot_offset(slot, slot_bytes),
-                        sizeof(SlotHeader));
-    if (status != PHX_OK) return status;
+    for (uint32_t slot = 0; slot < kSlots; ++slot)
+      PHX_TRY(populate(kGroupCreate, base + header.lane_offset(0) + sizeof(LaneHeader) + slot * header.slot_stride(),
+                       sizeof(SlotHeader)));
     PHX_FAILPOINT(kGroupCreate, 5);
-    auto *header = static_cast<ControlHeader *>(segments[group.group_rank()]->base);
-    header->magic = kControlMagic;
-    header->slot_bytes = slot_bytes;
-    header->group_id = group.id_;
-    header->group_rank = group.group_rank();
-    header->group_size = group.size();
-    header->channels = channels;
-    header->recorder_entries = recorder_entries;
-    if (first_count != 0) {
-      char *const base = segments[group.group_rank()]->bytes();
-      for (uint32_t i = 0; i < channels; ++i)
-        begin_lane_at(base + lane_offset(i, slot_bytes, recorder_entries), slot_bytes, first_count);
-      size_t area = lanes_end;
+    std::memcpy(base, &header, sizeof header);
+    if (group.first_count_ != 0) {
+      for (uint32_t i = 0; i < header.channels; ++i)
+        header.begin_lane_at(base + header.lane_offset(i), group.first_count_);
+      char *area = base + header.lanes_end();
       for (const auto &attachment : group.attachments_) {
-        attachment->begin_area_at(base + area, first_count);
+        attachment->begin_area_at(area, group.first_count_);
         area += attachment->area_bytes();
       }
     }
 
-    Geometry mine{slot_bytes,
-                  group.group_rank(),
-                  group.size(),
-                  channels,
-                  recorder_entries,
-                  group.world_->allows_fences(),
-                  first_count,
-                  {},
-                  {},
-                  {},
-                  group.reduction_order(),
-                  0};
-    mine.tuning = load_tuning(group.size());
-    mine.cores = allowed_cores();
-    mine.quota = group.world_->cpu_quota();
+    const Geometry mine{header.slot_bytes,  header.group_rank,         header.group_size,
+                        header.channels,    header.recorder_entries,   group.world_->allows_fences(),
+                        group.first_count_, load_tuning(group.size()), group.world_->cpu_quota(),
+                        allowed_cores(),    group.reduction_order(),   0};
     std::vector<Geometry> all;
     std::vector<Parcel> parcels;
-    status = group.exchange_all(kGroupCreate, mine, deadline, &all, {own.get()}, &parcels);
+    phx_status status = group.exchange_all(kGroupCreate, mine, deadline, &all, {own.get()}, &parcels);
     PHX_FAILPOINT(kGroupCreate, 6);
-    if (status != PHX_OK) return status;
+    PHX_TRY(status);
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
       if (i != group.group_rank()) status = check_peer(i, mine, all[i], parcels[i], size, &segments[i]);
     PHX_FAILPOINT(kGroupCreate, 7);
     status = group.confirm(kGroupCreate, status, deadline);
     PHX_FAILPOINT(kGroupCreate, 8);
-    if (status != PHX_OK) return status;
+    PHX_TRY(status);
     adopt(all);
-    open_lanes(slot_bytes);
+    open_lanes(header);
     if (!group.spans_hosts()) return PHX_OK;
-    for (const auto &attachment : group.attachments_)
-      if (status == PHX_OK) status = attachment->connect(deadline);
-    return status;
+    for (const auto &attachment : group.attachments_) PHX_TRY(attachment->connect(deadline));
+    return PHX_OK;
   }
 
-  void open_lanes(size_t slot_bytes) {
-    const uint32_t recorder_entries = group.world_->recorder_entries();
-    const auto at = [&](size_t offset) {
-      std::vector<char *> places;
-      for (const SharedMappingRef &segment : group.segments_)
-        places.push_back(segment ? segment->bytes() + offset : nullptr);
-      return places;
-    };
+  void open_lanes(const ControlHeader &header) {
     const Hosts &hosts = group.hosts_;
-    const std::atomic<int32_t> *const interruptions =
-        group.spans_hosts() ? group.lane_interruptions_.get() : group.interruptions_.data();
     for (uint32_t i = 0; i < group.channels(); ++i) {
-      std::vector<char *> lanes;
+      std::vector<Lane::Member> members;
       for (const int member : hosts.local_ranks())
-        lanes.push_back(group.segments_[member]->bytes() + lane_offset(i, slot_bytes, recorder_entries));
-      group.lanes_[i].open(lanes, hosts.local_rank(), slot_bytes, recorder_entries, interruptions,
-                           group.fenced_by_sleepers_, group.is_crowded(), group.first_count_);
+        members.push_back({group.segments_[member]->bytes() + header.lane_offset(i), &group.interruptions_[member]});
+      group.lanes_[i].open(members, hosts.local_rank(), header, group.fenced_by_sleepers_, group.is_crowded(),
+                           group.first_count_);
     }
-    size_t area = lane_offset(group.channels(), slot_bytes, recorder_entries);
+    size_t at = header.lanes_end();
     for (const auto &attachment : group.attachments_) {
-      attachment->open(at(area));
-      area += attachment->area_bytes();
+      std::vector<char *> areas;
+      for (const SharedMappingRef &segment : group.segments_)
+        areas.push_back(segment ? segment->bytes() + at : nullptr);
+      attachment->open(areas);
+      at += attachment->area_bytes();
     }
   }
 
@@ -476,40 +443,35 @@ struct GroupMaker {
                         SharedMappingRef *out) {
     const bool is_here = group.hosts_.is_here(i);
     if (parcel.fds.size() != (is_here ? 1 : 0)) return group.raise_malformed(kGroupCreate, i);
+    const auto differs = [&](const std::string &their_part, const std::string &own_part, const char *advice) {
+      return raise(PHX_ERR_MISMATCH, "rank %d %s, rank %d %s; %s", group.rank_of(i), their_part.c_str(),
+                   group.self_rank(), own_part.c_str(), advice);
+    };
     if (theirs.channels != mine.channels)
-      return fail_text(
-          PHX_ERR_MISMATCH, kGroupCreate,
-          "%s '%s': rank %d made its world with %u channels, rank %d with %u; give the same number on all ranks",
-          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.channels, group.self_rank(), mine.channels);
+      return differs("made its world with " + std::to_string(theirs.channels) + " channels",
+                     "with " + std::to_string(mine.channels), "give the same number on all ranks");
     if (theirs.recorder_entries != mine.recorder_entries)
-      return fail_text(
-          PHX_ERR_MISMATCH, kGroupCreate,
-          "%s '%s': rank %d made its world with %u recorder entries, rank %d with %u; give the same number on "
-          "all ranks",
-          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.recorder_entries, group.self_rank(),
-          mine.recorder_entries);
+      return differs("made its world with " + std::to_string(theirs.recorder_entries) + " recorder entries",
+                     "with " + std::to_string(mine.recorder_entries), "give the same number on all ranks");
     if (theirs.reduction_order != mine.reduction_order)
-      return fail_text(PHX_ERR_MISMATCH, kGroupCreate,
-                       "%s '%s': rank %d asks for the reduction order '%s', rank %d for '%s'; give the same "
-                       "phx_group_options.reduction_order, or the same PHALANX_REDUCTION_ORDER, on all ranks",
-                       kGroupCreate, group.name().c_str(), group.rank_of(i), name_of_order(theirs.reduction_order),
-                       group.self_rank(), name_of_order(mine.reduction_order));
+      return differs(std::string("asks for the reduction order '") + name_of_order(theirs.reduction_order) + "'",
+                     std::string("for '") + name_of_order(mine.reduction_order) + "'",
+                     "give the same phx_group_options.reduction_order, or the same PHALANX_REDUCTION_ORDER, on all "
+                     "ranks");
     if (theirs.first_count != mine.first_count)
-      return fail_text(PHX_ERR_MISMATCH, kGroupCreate,
-                       "%s '%s': rank %d has PHALANX_FIRST_COUNT=%u, rank %d has %u; set the same everywhere, or none",
-                       kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.first_count, group.self_rank(),
-                       mine.first_count);
+      return differs("has PHALANX_FIRST_COUNT=" + std::to_string(theirs.first_count),
+                     "has " + std::to_string(mine.first_count), "set the same everywhere, or none");
+    const auto member = [](int32_t rank, const Geometry &of) {
+      return "member " + std::to_string(rank) + " of " + std::to_string(of.group_size) + " with ";
+    };
     if (theirs.slot_bytes != mine.slot_bytes || theirs.group_rank != i || theirs.group_size != mine.group_size)
-      return fail_text(
-          PHX_ERR_MISMATCH, kGroupCreate,
-          "%s '%s': rank %d came as member %d of %d with staging_bytes %llu, rank %d expects member %d of %d "
-          "with %llu; give the same list of ranks and the same staging_bytes on all ranks",
-          kGroupCreate, group.name().c_str(), group.rank_of(i), theirs.group_rank, theirs.group_size,
-          static_cast<unsigned long long>(theirs.slot_bytes), group.self_rank(), i, mine.group_size,
-          static_cast<unsigned long long>(mine.slot_bytes));
+      return differs(
+          "came as " + member(theirs.group_rank, theirs) + "staging_bytes " + std::to_string(theirs.slot_bytes),
+          "expects " + member(i, mine) + std::to_string(mine.slot_bytes),
+          "give the same list of ranks and the same staging_bytes on all ranks");
     if (!is_here) return PHX_OK;
-    const phx_status status = verify_segment(kGroupCreate, parcel.fds[0].get(), size);
-    return status != PHX_OK ? status : map_segment(kGroupCreate, parcel.fds[0].get(), size, 0, out);
+    PHX_TRY(verify_segment(kGroupCreate, parcel.fds[0].get(), size));
+    return map_segment(kGroupCreate, parcel.fds[0].get(), size, 0, out);
   }
 };
 
@@ -544,7 +506,7 @@ phx_status Group::create_from(const Group &parent, const std::vector<int> &membe
   GroupMaker maker{*group, deadline, {*parent.world_, nullptr, ""}};
   maker.inherit(parent, members);
   if (needs_parent)
-    group->look_ = [&parent] { return parent.failed() ? parent.raise_in_flight("group_split", 0) : PHX_OK; };
+    group->look_ = [&parent] { return parent.failed() ? parent.raise_in_flight("group_split") : PHX_OK; };
   const phx_status status = maker.share();
   group->look_ = nullptr;
   return finish(status, std::move(group), out);

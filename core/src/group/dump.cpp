@@ -7,10 +7,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <vector>
 
 #include "base/environment.h"
@@ -26,24 +26,12 @@ namespace {
 std::string quoted(const char *text) {
   std::string out = "\"";
   for (const char *c = text; *c != '\0'; ++c) {
+    char escape[8];
     const auto byte = static_cast<unsigned char>(*c);
-    if (byte == '"' || byte == '\\') {
-      out += '\\';
-      out += *c;
-    } else if (byte < 0x20) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\u%04x", byte);
-      out += escape;
-    } else {
-      out += *c;
-    }
+    std::snprintf(escape, sizeof escape, byte < 0x20 ? "\\u%04x" : byte == '"' || byte == '\\' ? "\\%c" : "%c", byte);
+    out += escape;
   }
   return out + "\"";
-}
-
-template <class Number>
-std::string number(Number value) {
-  return std::to_string(value);
 }
 
 // A JSON array of the results of write(0) to write(count - 1), without the empty ones.
@@ -58,23 +46,24 @@ std::string array_json(size_t count, Write write) {
 }
 
 std::string error_json(const ErrorInfo &cause) {
-  return "{\"status\": " + quoted(phx_status_name(cause.status)) + ", \"rank\": " + number(cause.rank) +
-         ", \"peer\": " + number(cause.peer) + ", \"operation\": " + quoted(cause.operation) +
-         ", \"sequence\": " + number(cause.sequence) + ", \"text\": " + quoted(cause.text) + "}";
+  return "{\"status\": " + quoted(phx_status_name(cause.status)) + ", \"rank\": " + std::to_string(cause.rank) +
+         ", \"peer\": " + std::to_string(cause.peer) + ", \"operation\": " + quoted(cause.operation) +
+         ", \"sequence\": " + std::to_string(cause.sequence) + ", \"text\": " + quoted(cause.text) + "}";
 }
 
 std::string entry_json(const Recorded &entry, const TickScale &scale) {
   const CallRecord &call = entry.call;
   const bool complete = entry.end_ticks != 0;
   const char *status = !complete ? "pending" : entry.status == PHX_OK ? "ok" : phx_status_name(entry.status);
-  return "{\"sequence\": " + number(entry.sequence) + ", \"call\": " + quoted(name_of(call)) +
+  return "{\"sequence\": " + std::to_string(entry.sequence) + ", \"call\": " + quoted(name_of(call)) +
          ", \"dtype\": " + (call.dtype != 0 ? quoted(phx_dtype_name(call.dtype)) : "null") +
-         ", \"count\": " + number(call.count) +
+         ", \"count\": " + std::to_string(call.count) +
          ", \"op\": " + (call.op != 0 && call.op != kComparesGraphs ? quoted(phx_op_name(call.op)) : "null") +
-         ", \"root\": " + (call.root >= 0 ? number(call.root) : "null") +
-         ", \"bytes\": " + number(call.count * phx_dtype_size(call.dtype)) +
-         ", \"algorithm\": " + number(call.algo >> 4) + ", \"start_ns\": " + number(scale.ns(entry.start_ticks)) +
-         ", \"end_ns\": " + (complete ? number(scale.ns(entry.end_ticks)) : "null") +
+         ", \"root\": " + (call.root >= 0 ? std::to_string(call.root) : "null") +
+         ", \"bytes\": " + std::to_string(call.count * phx_dtype_size(call.dtype)) +
+         ", \"algorithm\": " + std::to_string(call.algo >> 4) +
+         ", \"start_ns\": " + std::to_string(scale.ns(entry.start_ticks)) +
+         ", \"end_ns\": " + (complete ? std::to_string(scale.ns(entry.end_ticks)) : "null") +
          ", \"status\": " + quoted(status) + "}";
 }
 
@@ -89,8 +78,8 @@ std::string channel_json(uint32_t channel, const History &history, const TickSca
   uint64_t completed = 0;
   for (const Recorded &entry : entries)
     if (entry.end_ticks != 0) completed = entry.sequence;
-  return "{\"channel\": " + number(channel) + ", \"started\": " + number(entries.back().sequence) +
-         ", \"completed\": " + number(completed) +
+  return "{\"channel\": " + std::to_string(channel) + ", \"started\": " + std::to_string(entries.back().sequence) +
+         ", \"completed\": " + std::to_string(completed) +
          ", \"entries\": " + array_json(entries.size(), [&](size_t i) { return entry_json(entries[i], scale); }) + "}";
 }
 
@@ -106,8 +95,8 @@ std::string group_json(Group &group, const TickScale &scale) {
                       const auto member = static_cast<int>(i);
                       const bool is_here = group.hosts().is_here(member);
                       const int position = group.hosts().position(member);
-                      return "{\"rank\": " + number(group.rank_of(member)) +
-                             ", \"pid\": " + number(group.pid_of(member)) +
+                      return "{\"rank\": " + std::to_string(group.rank_of(member)) +
+                             ", \"pid\": " + std::to_string(group.pid_of(member)) +
                              ", \"process\": " + quoted(group.process_of(member)) + ", \"channels\": " +
                              array_json(is_here ? group.channels() : 0,
                                         [&](size_t channel) {
@@ -119,11 +108,7 @@ std::string group_json(Group &group, const TickScale &scale) {
          "}";
 }
 
-int64_t unix_ns() {
-  timespec t;
-  clock_gettime(CLOCK_REALTIME, &t);
-  return static_cast<int64_t>(t.tv_sec) * 1000000000 + t.tv_nsec;
-}
+int64_t unix_ns() { return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
 phx_status write_file(const std::string &path, const std::string &text) {
   const Fd fd(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -140,9 +125,9 @@ std::string dump_world(const World &world) {
   gethostname(host, sizeof host - 1);
   const auto groups = groups_of(world);
   return "{\"format\": \"phalanx-flight-recorder\", \"version\": 1, \"phalanx\": " + quoted(phx_version()) +
-         ", \"host\": " + quoted(host) + ", \"rank\": " + number(world.rank()) +
-         ", \"world_size\": " + number(world.size()) + ", \"pid\": " + number(world.record().pid) +
-         ", \"dumped_ns\": " + number(now_ns()) + ", \"dumped_unix_ns\": " + number(unix_ns()) +
+         ", \"host\": " + quoted(host) + ", \"rank\": " + std::to_string(world.rank()) +
+         ", \"world_size\": " + std::to_string(world.size()) + ", \"pid\": " + std::to_string(world.record().pid) +
+         ", \"dumped_ns\": " + std::to_string(now_ns()) + ", \"dumped_unix_ns\": " + std::to_string(unix_ns()) +
          ",\n\"groups\": " + array_json(groups.size(), [&](size_t i) { return group_json(*groups[i], scale); }) + "}\n";
 }
 
@@ -165,7 +150,8 @@ void dump_failure(const Group &group, const ErrorInfo &cause) {
   static std::atomic<unsigned> dumps{0};
   const World &world = group.world();
   const std::string path = std::string(folder) + "/phalanx-" + std::to_string(unix_ns() / 1000000000) + "-rank" +
-                           number(world.rank()) + "-pid" + number(world.record().pid) + "-" + number(++dumps) + ".json";
+                           std::to_string(world.rank()) + "-pid" + std::to_string(world.record().pid) + "-" +
+                           std::to_string(++dumps) + ".json";
   if (write_file(path, dump_world(world)) == PHX_OK)
     PHX_LOG(PHX_LOG_WARNING, "group '%s' failed (%s); flight recorder: %s", group.name().c_str(), cause.text,
             path.c_str());

@@ -1,7 +1,6 @@
 // Small all-to-all messages among the members, with file descriptors. Rendezvous are built on them.
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "base/failpoint.h"
@@ -59,18 +58,20 @@ phx_status Group::send(int i, const Envelope &envelope, const void *payload, con
   }
 }
 
+void Group::note_end(int i) {
+  const LinkState state = links_[i]->state.load();
+  // A process that has ended after its rank left in good order has not died.
+  on_peer_gone(*links_[i], state, state == LinkState::kDead && links_[i]->process_has_ended());
+}
+
 // Returns the error of a message that could not be sent.
 phx_status Group::raise_send(const char *operation, int i, phx_status status) {
-  if (failed()) {
-    withdraw();
-    return raise_in_flight(operation, 0);
-  }
+  if (failed()) return raise_cause(operation);
   if (status == PHX_ERR_REVOKED || status == PHX_ERR_PEER_DEAD) {  // it left, or ended without being noticed yet
     world_->monitor().catch_up();
     if (links_[i]->state.load() != LinkState::kAlive) {
-      on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
-      withdraw();
-      return raise_in_flight(operation, 0);
+      note_end(i);
+      return raise_cause(operation);
     }
   }
   if (interrupt_requested()) return raise_interrupted(operation);
@@ -80,9 +81,8 @@ phx_status Group::raise_send(const char *operation, int i, phx_status status) {
 phx_status Group::exchange(const char *operation, const std::string &bytes, const std::vector<int> &fds,
                            const Deadline &deadline, std::vector<Parcel> *out) {
   if (bytes.size() > kMaxPayload || fds.size() > kMaxFds) return fail(PHX_ERR_INTERNAL, operation, "parcel too large");
-  LazyDeadline until = LazyDeadline(deadline, &world_->progress());
-  Turn mutex(exchange_mutex_, std::defer_lock);
-  if (!take_turn(mutex, until)) return raise_turn(operation, kSameGroup, deadline.budget_ms(), true);
+  Turn mutex;
+  PHX_TRY(take_turn(operation, exchange_mutex_, deadline, kSameGroup, true, &mutex));
   if (failed()) {
     withdraw();
     return raise_revoked(operation);
@@ -187,7 +187,7 @@ phx_status Group::refuse_exchange() {
   const KeptError error;
   LazyDeadline until(world_->default_timeout_ms(), &world_->progress());
   Turn mutex(exchange_mutex_, std::defer_lock);
-  if (!may_refuse() || !take_turn(mutex, until)) return error.info().status;
+  if (!may_refuse() || !phx::take_turn(mutex, until)) return error.info().status;
   const ExchangeTurn turn(*this);
   const Envelope envelope{kWireMagic, MessageKind::kExchange, 0, id_, turn.ordinal, sizeof error.info(), kRefused};
   for (const LinkRef &link : links_)
@@ -203,9 +203,8 @@ phx_status Group::take_parcel(const char *operation, int i, uint64_t ordinal, co
   if (status == PHX_OK) return PHX_OK;
   if (useless) return fail_all(Failed(status));
   if (status != PHX_ERR_TIMEOUT) {
-    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
-    withdraw();
-    return raise_in_flight(operation, 0);
+    if (!failed()) note_end(i);
+    return raise_cause(operation);
   }
   if (interrupt_requested()) return raise_interrupted(operation);
   if (late->first < 0) late->first = i;
@@ -232,8 +231,8 @@ phx_status Group::await_ring(const char *operation, int i, const Deadline &deadl
     return PHX_OK;
   }
   if (status != PHX_ERR_TIMEOUT) {
-    if (!failed()) on_peer_gone(*links_[i], links_[i]->state.load(), links_[i]->process_has_ended());
-    return raise_in_flight(operation, 0);
+    if (!failed()) note_end(i);
+    return raise_in_flight(operation);
   }
   if (interrupt_requested()) return raise_interrupted(operation);
   return fail_all(raise(PHX_ERR_TIMEOUT, operation,
@@ -277,6 +276,13 @@ phx_status Group::confirm(const char *operation, phx_status status, const Deadli
       theirs.status = PHX_ERR_INTERNAL;  // neither an error nor PHX_OK
     return raise(theirs.status, operation, "it failed on rank %d: %s", rank_of(i), theirs.text).peer(rank_of(i));
   }
+  return PHX_OK;
+}
+
+phx_status Group::agree_tuning(const Tuning &wish, int64_t timeout_ms) {
+  Tuning agreed;
+  PHX_TRY(agree_values("group_set_tuning", wish, builtin_tuning(size(), cores_), timeout_ms, &agreed));
+  tuning_.publish(agreed);
   return PHX_OK;
 }
 

@@ -30,10 +30,7 @@ bool Group::keep_cause(const ErrorInfo &cause, bool dumps) {
 
 void Group::interrupt(int only) {
   for (int i = 0; i < size(); ++i) {
-    if (only >= 0 && only != i) continue;
-    interruptions_[i].store(1, std::memory_order_release);
-    if (lane_interruptions_ && hosts_.is_here(i))
-      lane_interruptions_[hosts_.position(i)].store(1, std::memory_order_release);
+    if (only < 0 || only == i) interruptions_[i].store(1, std::memory_order_release);
   }
   for (const auto &attachment : attachments_) attachment->on_failed();
   world_->monitor().poke();
@@ -101,7 +98,7 @@ phx_status Group::raise_revoked(const char *operation, uint64_t sequence) const 
 phx_status Group::raise_in_flight(const char *operation, uint64_t sequence) const {
   reported_.store(true);
   ErrorInfo info = cause();
-  const std::string begin = prefix(operation, sequence), who = "rank " + std::to_string(info.rank);
+  const std::string begin = prefix({operation, sequence}), who = "rank " + std::to_string(info.rank);
   std::string text = info.text;
   while (text.compare(0, begin.size(), begin) == 0) text.erase(0, begin.size());  // other ranks have put it there
   text.insert(0, begin);
@@ -169,24 +166,17 @@ std::string Group::describe(int group_rank, const Lane &lane) const {
   return text + "; its last call was " + describe_call(last.call) + " #" + std::to_string(last.sequence) + ")";
 }
 
-std::string Group::prefix(const char *operation, uint64_t sequence) const {
-  return operation + (sequence != 0 ? " #" + std::to_string(sequence) : "") + " on group '" + name() + "': ";
+std::string Group::prefix(const CallName &call) const {
+  return call.operation + (call.sequence != 0 ? " #" + std::to_string(call.sequence) : "") + " on group '" + name() +
+         "': ";
 }
 
-Failed Group::raise(phx_status status, const char *operation, const char *format, ...) const {
+Failed Group::raise(phx_status status, const CallName &call, const char *format, ...) const {
   va_list args;
   va_start(args, format);
-  const Failed failed = fail_v(status, 0, operation, prefix(operation, 0).c_str(), format, args);
+  const Failed failed = fail_v(status, 0, call.operation, prefix(call).c_str(), format, args);
   va_end(args);
-  return failed.in(name().c_str(), self_rank());
-}
-
-Failed Group::raise_call(phx_status status, const char *operation, uint64_t sequence, const char *format, ...) const {
-  va_list args;
-  va_start(args, format);
-  const Failed failed = fail_v(status, 0, operation, prefix(operation, sequence).c_str(), format, args);
-  va_end(args);
-  return failed.in(name().c_str(), self_rank()).sequence(sequence);
+  return failed.in(name().c_str(), self_rank()).sequence(call.sequence);
 }
 
 phx_status Group::fail_all(const Failed &) {
@@ -194,48 +184,38 @@ phx_status Group::fail_all(const Failed &) {
   return fail_with(last_error(), true);
 }
 
-Failed Group::tell_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
-                            const CallRecord &mine) const {
-  const bool graphs = theirs.op == kComparesGraphs || mine.op == kComparesGraphs;
-  return raise_call(PHX_ERR_MISMATCH, operation, sequence, "rank %d (pid %d) %s while rank %d %s%s",
-                    rank_of(group_rank), pid_of(group_rank), describe_act(theirs).c_str(), self_rank(),
-                    describe_act(mine).c_str(),
-                    graphs ? ": the ranks compiled different graphs. Every rank must compile the same model for inputs "
-                             "of the same shapes, and call it in the same order."
-                           : ". Every rank of a group must call the same collectives in the same order with the same "
-                             "dtype, count, reduce op and root.")
-      .peer(rank_of(group_rank));
-}
-
 phx_status Group::raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
-                                 const CallRecord &mine) {
-  return fail_all(tell_mismatch(operation, sequence, group_rank, theirs, mine));
+                                 const CallRecord &mine, int32_t step) {
+  const bool graphs = theirs.op == kComparesGraphs || mine.op == kComparesGraphs;
+  return fail_all(
+      raise(PHX_ERR_MISMATCH, {operation, sequence}, "rank %d (pid %d) %s while rank %d %s%s", rank_of(group_rank),
+            pid_of(group_rank), describe_act(theirs).c_str(), self_rank(), describe_act(mine).c_str(),
+            graphs ? ": the ranks compiled different graphs. Every rank must compile the same model for inputs "
+                     "of the same shapes, and call it in the same order."
+                   : ". Every rank of a group must call the same collectives in the same order with the same "
+                     "dtype, count, reduce op and root.")
+          .peer(rank_of(group_rank))
+          .step(step));
 }
 
 phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,
                               uint64_t epoch, int32_t round, const CallRecord &record, int64_t timeout_ms) {
-  if (result.failure() == AwaitFailure::kInterrupted) {
-    withdraw();
-    return raise_in_flight(operation, sequence);
-  }
-  if (result.failure() == AwaitFailure::kTimeout && interrupt_requested())
-    return raise_interrupted(operation, sequence);
+  if (result.result() == WaitResult::kInterrupted) return raise_cause(operation, sequence);
+  if (result.result() == WaitResult::kTimeout && interrupt_requested()) return raise_interrupted(operation, sequence);
   const int at = result.group_rank(), other = hosts_.local(at);
-  if (result.failure() == AwaitFailure::kMismatch) {
+  if (result.result() == WaitResult::kMismatch) {
     const CallRecord &theirs = lane.record(at, epoch);
     const bool refused_here = kind_of(record) == Kind::kRefused;
     if (!refused_here && kind_of(theirs) != Kind::kRefused)
-      return fail_all(tell_mismatch(operation, sequence, other, theirs, record).step(round));
+      return raise_mismatch(operation, sequence, other, theirs, record, round);
     const char *slot = lane.data(refused_here ? lane.group_rank() : at, epoch);
     const std::string why(slot, strnlen(slot, std::min(lane.slot_bytes(), sizeof ErrorInfo::text)));
     return refused_here ? raise_refusal(operation, sequence, group_rank(), other, theirs, why)
                         : raise_refusal(operation, sequence, other, group_rank(), record, why);
   }
   // In a later round the rank that is late may wait for another host, whose ranks know which of them did not come.
-  if (round > 0 && hosts_.count() > 1 && fails_within(2 * verdict_ms(timeout_ms))) {
-    withdraw();
-    return raise_in_flight(operation, sequence);
-  }
+  if (round > 0 && hosts_.count() > 1 && fails_within(2 * verdict_ms(timeout_ms)))
+    return raise_cause(operation, sequence);
   std::string late;
   for (int i = 0; i < hosts_.local_size(); ++i) {
     if (i == hosts_.local_rank() || lane.arrived(epoch, i)) continue;
@@ -243,28 +223,28 @@ phx_status Group::raise_await(const Lane &lane, const AwaitResult &result, const
     late += describe(hosts_.local(i), lane);
   }
   if (late.empty()) late = describe(other, lane) + " to finish an earlier collective";
-  return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence, "%s: rank %d still waits for %s. %s",
-                             timed_out(timeout_ms).c_str(), self_rank(), late.c_str(), advice(other).c_str())
+  return fail_all(raise(PHX_ERR_TIMEOUT, {operation, sequence}, "%s: rank %d still waits for %s. %s",
+                        timed_out(timeout_ms).c_str(), self_rank(), late.c_str(), advice(other).c_str())
                       .peer(rank_of(other))
                       .step(round));
 }
 
 phx_status Group::raise_refusal(const char *operation, uint64_t sequence, int i, int other, const CallRecord &called,
                                 const std::string &why) {
-  return fail_all(raise_call(PHX_ERR_MISMATCH, operation, sequence,
-                             "rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s",
-                             rank_of(i), pid_of(i), rank_of(other), describe_call(called).c_str(), why.c_str())
+  return fail_all(raise(PHX_ERR_MISMATCH, {operation, sequence},
+                        "rank %d (pid %d) refused its own call, while rank %d called %s. Its error: %s", rank_of(i),
+                        pid_of(i), rank_of(other), describe_call(called).c_str(), why.c_str())
                       .peer(rank_of(i)));
 }
 
 phx_status Group::raise_transfer(const char *operation, uint64_t sequence, int i, const ErrorInfo &why) {
   const bool differs = why.status == PHX_ERR_MISMATCH;
-  return fail_all(raise_call(why.status, operation, sequence, "%s %s %s: %s%s",
-                             differs ? "a message of" : "the connection to", describe(i).c_str(),
-                             differs ? "does not fit the call of this rank" : "was lost", why.text,
-                             differs ? ". Every rank of a group must call the same collectives in the same order with "
-                                       "the same dtype and counts."
-                                     : "")
+  return fail_all(raise(why.status, {operation, sequence}, "%s %s %s: %s%s",
+                        differs ? "a message of" : "the connection to", describe(i).c_str(),
+                        differs ? "does not fit the call of this rank" : "was lost", why.text,
+                        differs ? ". Every rank of a group must call the same collectives in the same order with "
+                                  "the same dtype and counts."
+                                : "")
                       .peer(rank_of(i)));
 }
 
@@ -272,16 +252,13 @@ phx_status Group::raise_late(const char *operation, uint64_t sequence, const std
                              int64_t timeout_ms) {
   std::string ranks;
   for (const int i : late) {
-    if (interruptions_[i].load(std::memory_order_acquire) !=
-        0) {  // it has left, which no rank was told of as a failure
-      withdraw();
-      return raise_in_flight(operation, sequence);
-    }
+    // It may have left, which no rank was told of as a failure.
+    if (interruptions_[i].load(std::memory_order_acquire) != 0) return raise_cause(operation, sequence);
     ranks += (ranks.empty() ? "" : ", ") + describe(i);
   }
-  return fail_all(raise_call(PHX_ERR_TIMEOUT, operation, sequence, "%s: rank %d still waits for %s. %s",
-                             timed_out(timeout_ms).c_str(), self_rank(), ranks.empty() ? "itself" : ranks.c_str(),
-                             advice(late.empty() ? group_rank() : late[0]).c_str())
+  return fail_all(raise(PHX_ERR_TIMEOUT, {operation, sequence}, "%s: rank %d still waits for %s. %s",
+                        timed_out(timeout_ms).c_str(), self_rank(), ranks.empty() ? "itself" : ranks.c_str(),
+                        advice(late.empty() ? group_rank() : late[0]).c_str())
                       .peer(late.empty() ? self_rank() : rank_of(late[0])));
 }
 
@@ -296,8 +273,11 @@ phx_status Group::raise_turn(const char *operation, const char *scope, int64_t t
   return revokes ? fail_all(failed) : failed;
 }
 
-void Group::on_block_freed(uint64_t block_serial) {
-  for (const auto &attachment : attachments_) attachment->on_block_freed(block_serial);
+phx_status Group::take_turn(const char *operation, TurnMutex &mutex, const Deadline &deadline, const char *scope,
+                            bool revokes, Turn *out) {
+  LazyDeadline until(deadline, &world_->progress());
+  *out = Turn(mutex, std::defer_lock);
+  return phx::take_turn(*out, until) ? PHX_OK : raise_turn(operation, scope, deadline.budget_ms(), revokes);
 }
 
 bool Group::has_peer(const Uuid &uuid) const {

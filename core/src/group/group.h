@@ -16,10 +16,10 @@
 #include "base/published.h"
 #include "base/shared_memory.h"
 #include "base/tuning.h"
+#include "base/wait.h"
 #include "group/attachment.h"
 #include "group/hosts.h"
 #include "group/lane.h"
-#include "group/turn.h"
 #include "group/work.h"
 #include "store/store.h"
 #include "world/monitor.h"
@@ -57,6 +57,13 @@ inline constexpr int64_t kVerdictMs = 250;
 // The same at a timeout: the rank that knows more may have come to the call somewhat later.
 inline int64_t verdict_ms(int64_t timeout_ms) { return std::clamp<int64_t>(timeout_ms / 2, kVerdictMs, 2000); }
 
+// How errors name a call: "all_reduce #16". Sequence 0: without the number.
+struct CallName {
+  CallName(const char *of_operation, uint64_t number = 0) : operation(of_operation), sequence(number) {}
+  const char *operation;
+  uint64_t sequence;
+};
+
 class Group : public GroupListener, public std::enable_shared_from_this<Group> {
  public:
   // Collective. If it fails on one rank it fails on all: ranks that are not connected yet learn it from the store.
@@ -81,7 +88,6 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
     return phx::timed_out(timeout_ms, timeout_ms == own ? "the timeout of the group" : kLimitOfCall);
   }
   void set_timeout_ms(int64_t ms) { timeout_ms_.store(ms, std::memory_order_relaxed); }
-  const std::shared_ptr<World> &world_ref() const { return world_; }
   const std::string &name() const { return params_.name; }
   int group_rank() const { return params_.group_rank; }
   int size() const { return static_cast<int>(params_.ranks.size()); }
@@ -116,7 +122,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // The same on all ranks of the group.
   const Tuning &tuning() const { return tuning_.get(); }
   // An operation with at most this many bytes of input has copied them all when its start returns.
-  size_t eager_bytes() const;
+  size_t eager_bytes() const {
+    const size_t unit = kLine * size();  // the size that always fits into one round: whole cache lines for each rank
+    return std::min<size_t>(lanes_[0].slot_bytes(), tuning().chunk_bytes) / unit * unit;
+  }
   phx_status agree_tuning(const Tuning &wish, int64_t timeout_ms);  // collective
   // Collective: *out becomes the `wish` of group rank 0, with the values of `builtin` in place of zeros.
   template <class Values>
@@ -143,7 +152,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status fail_with(const ErrorInfo &cause, bool tell, int only = -1);
   void revoke(const char *operation, const char *reason);  // on this rank and all others
   // Records an error of this thread: "<operation> on group '<name>': ...", on this rank.
-  __attribute__((format(printf, 4, 5))) Failed raise(phx_status status, const char *operation, const char *format,
+  __attribute__((format(printf, 4, 5))) Failed raise(phx_status status, const CallName &call, const char *format,
                                                      ...) const;
   // To be called when the group has failed and this rank will take part in no more collective calls. Sends the cause to
   // the ranks that may wait for this one, even if the cause is only that a rank left in good order. Peers still
@@ -153,7 +162,12 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   // cause yet (a peer may die between two collectives), the error is the cause itself.
   phx_status raise_revoked(const char *operation, uint64_t sequence = 0) const;
   // For a call that was under way when the group failed: the cause itself.
-  phx_status raise_in_flight(const char *operation, uint64_t sequence) const;
+  phx_status raise_in_flight(const char *operation, uint64_t sequence = 0) const;
+  // The same for a collective call that this rank gives up: others may wait for it, so it withdraws.
+  phx_status raise_cause(const char *operation, uint64_t sequence = 0) {
+    withdraw();
+    return raise_in_flight(operation, sequence);
+  }
   // For a call whose wait the thread's hook has ended (base/interrupt.h): revokes the group, so that all ranks stop.
   phx_status raise_interrupted(const char *operation, uint64_t sequence = 0);
   // Turns a failed wait of the lane into an error that names the rank at fault, and revokes the group.
@@ -163,14 +177,17 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   phx_status raise_transfer(const char *operation, uint64_t sequence, int group_rank, const ErrorInfo &why);
   // For a wait for ranks of other hosts that timed out, or for ranks that have left. Fails the group.
   phx_status raise_late(const char *operation, uint64_t sequence, const std::vector<int> &late, int64_t timeout_ms);
-  // For a difference between calls that was found outside of a lane: names both calls, and revokes the group.
+  // For a difference between calls: names both calls, and revokes the group. `step`: the round in a lane.
   phx_status raise_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
-                            const CallRecord &mine);
+                            const CallRecord &mine, int32_t step = 0);
   // For a rank that refused its own call, while `other` made this one. `why`: the error of the rank that refused.
   phx_status raise_refusal(const char *operation, uint64_t sequence, int group_rank, int other,
                            const CallRecord &called, const std::string &why);
   // For a call that got no turn in time, because another thread of this rank held it. `scope`: "channel with ...".
   phx_status raise_turn(const char *operation, const char *scope, int64_t timeout_ms, bool revokes);
+  // Locks the mutex, and advances pending operations of this rank while it waits; raise_turn at the deadline.
+  phx_status take_turn(const char *operation, TurnMutex &mutex, const Deadline &deadline, const char *scope,
+                       bool revokes, Turn *out);
 
   // ---- refusals (docs/adr/0039): this rank refuses a collective call because of a wrong argument; the thread's error
   // says which. A refusal counts as a call, so ranks that all refuse it stay in step. If only some refuse it, the
@@ -193,7 +210,6 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void on_peer_gone(const Link &link, LinkState state, bool ended) override;
   void on_revoked(const ErrorInfo &cause) override;
   void after_interruption() override;
-  void on_block_freed(uint64_t block_serial) override;
   void on_finalized(const ErrorInfo &cause) override;
 
   // ---- exchange (exchange.cpp). Collective: every rank gets the parcels of all ranks (its own without descriptors).
@@ -226,16 +242,12 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   friend struct GroupMaker;
   Group(std::shared_ptr<World> world, GroupParams params);
   static phx_status finish(phx_status status, std::shared_ptr<Group> group, std::shared_ptr<Group> *out);
-  // The beginning of error texts: "all_reduce #16 on group 'tp': ". Sequence 0: without the number.
-  std::string prefix(const char *operation, uint64_t sequence) const;
-  // Like raise, for the call of that number.
-  __attribute__((format(printf, 5, 6))) Failed raise_call(phx_status status, const char *operation, uint64_t sequence,
-                                                          const char *format, ...) const;
-  Failed tell_mismatch(const char *operation, uint64_t sequence, int group_rank, const CallRecord &theirs,
-                       const CallRecord &mine) const;
+  std::string prefix(const CallName &call) const;  // of error texts: "all_reduce #16 on group 'tp': "
   // Makes the thread's last error the cause of a failure of the group, which the current call reports.
   phx_status fail_all(const Failed &error);
 
+  // Handles the end of rank i, whose link has ended, unless the monitor has done so already.
+  void note_end(int i);
   phx_status await_message(int i, uint64_t ordinal, const Deadline &deadline, Message *out, bool *useless);
   // Sends to rank i. Waits for room until the deadline, and advances pending operations of this rank meanwhile.
   // PHX_ERR_REVOKED, without an error text, once `interrupted` is set.
@@ -261,7 +273,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   void interrupt(int only);  // waits of this process: for that rank, or all (-1)
   // Stores the cause if it is the first one, and returns whether it is.
   bool keep_cause(const ErrorInfo &cause, bool dumps);
-  // agree.cpp; the caller holds derive_mutex_.
+  // The caller of these holds derive_mutex_.
   phx_status agree(const char *operation, const Deadline &whole, Vote *vote);
   void send_vote(const Vote &vote, uint64_t ordinal, const Deadline &deadline);
   bool receive_vote(int i, uint64_t ordinal, const Deadline &deadline, Vote *out);
@@ -288,9 +300,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   int cores_ = 1;  // how many its ranks on this host may use together
   Published<Tuning> tuning_;
 
-  PageWords interruptions_;  // by group rank; then kReportWords
-  // The same words for the lanes, by position on this host. Only a group that spans hosts has them.
-  std::unique_ptr<std::atomic<int32_t>[]> lane_interruptions_;
+  PageWords interruptions_;                    // by group rank; then kReportWords
   mutable std::atomic<bool> told_{false};      // the peers know the cause, or find out themselves
   mutable std::atomic<bool> reported_{false};  // a call of this rank has returned the cause
   std::atomic<bool> dump_is_due_{false};
@@ -337,27 +347,16 @@ std::vector<std::shared_ptr<Group>> groups_of(const World &world);
 }  // namespace phx
 
 struct phx_group {
-  std::atomic<int64_t> references{1};
+  std::atomic<int64_t> references;
   std::shared_ptr<phx::Group> ptr;
 };
 
 // Keeps its group alive.
 struct phx_work {
-  std::atomic<int64_t> references{1};
+  std::atomic<int64_t> references;
   std::shared_ptr<phx::Group> group;
   phx::WorkRef ptr;
 };
 
 inline const phx::World &world_of(const phx_group &handle) { return handle.ptr->world(); }
 inline const phx::World &world_of(const phx_work &handle) { return handle.group->world(); }
-
-namespace phx {
-
-inline phx_work *make_work_handle(std::shared_ptr<Group> group, WorkRef work) {
-  auto *handle = new phx_work;
-  handle->group = std::move(group);
-  handle->ptr = std::move(work);
-  return handle;
-}
-
-}  // namespace phx

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "base/shared_memory.h"
 
 namespace phx {
@@ -12,10 +13,6 @@ constexpr bool kChecked = false;
 #else
 constexpr bool kChecked = true;
 #endif
-
-AwaitResult failed(WaitResult result, int group_rank) {
-  return {result == WaitResult::kTimeout ? AwaitFailure::kTimeout : AwaitFailure::kInterrupted, group_rank};
-}
 
 constexpr size_t kLeastHeld = size_t{4} << 10;
 
@@ -30,44 +27,33 @@ phx_status Lane::hold(const char *operation, size_t reach) {
   const bool is_new = held_ == 0;
   const size_t from = is_new ? 0 : sizeof(SlotHeader) + held_ - 1;
   const size_t to = sizeof(SlotHeader) + wanted;
-  phx_status status = PHX_OK;
   if (is_new) {  // the header of the lane lies before the first slot
-    char *const lane = reinterpret_cast<char *>(self.control);
-    status = populate(operation, lane, sizeof(LaneHeader));
-    if (status == PHX_OK)
-      status = populate(operation, lane + history_offset(slot_bytes_), history_.count() * sizeof(HistoryEntry));
+    PHX_TRY(populate(operation, self.control, sizeof(LaneHeader)));
+    PHX_TRY(populate(operation, self.history(), history_.count() * sizeof(HistoryEntry)));
   }
-  for (uint64_t slot = 0; slot < kSlots && status == PHX_OK; ++slot)
-    status = populate(operation, self.slot(slot) + from, to - from);
-  if (status == PHX_OK) held_ = wanted == slot_bytes_ ? SIZE_MAX : wanted + 1;
-  return status;
+  for (uint64_t slot = 0; slot < kSlots; ++slot) PHX_TRY(populate(operation, self.slot(slot) + from, to - from));
+  held_ = wanted == slot_bytes_ ? SIZE_MAX : wanted + 1;
+  return PHX_OK;
 }
 
-void Lane::open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
-                const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores,
-                uint32_t first_count) {
+void Lane::open(const std::vector<Member> &members, int self, const ControlHeader &layout, bool fenced_by_sleepers,
+                bool ranks_share_cores, uint32_t first_count) {
   self_ = self;
-  slot_bytes_ = slot_bytes;
-  interruptions_ = interruptions;
+  slot_bytes_ = layout.slot_bytes;
   fenced_by_sleepers_ = fenced_by_sleepers;
   ranks_share_cores_ = ranks_share_cores;
   spins_ = ranks_share_cores ? spins_of_a_turn() : kFewSpins;
   epoch_ = first_count;
-  peers_.resize(lanes.size());
-  for (size_t i = 0; i < lanes.size(); ++i) {
-    Peer &peer = peers_[i];
-    peer.control = reinterpret_cast<LaneHeader *>(lanes[i]);
-    peer.slots = lanes[i] + sizeof(LaneHeader);
-    peer.stride = slot_stride(slot_bytes);
-    peer.known_done = first_count;
-  }
-  history_ = History(lanes[self] + history_offset(slot_bytes), recorder_entries);
+  for (const Member &member : members)
+    peers_.push_back(
+        {reinterpret_cast<LaneHeader *>(member.lane), member.interrupted, layout.slot_stride(), first_count});
+  history_ = History(peers_[self].history(), layout.recorder_entries);
   open_.store(true, std::memory_order_release);
 }
 
 History Lane::history_of(int group_rank) const {
   if (!open_.load(std::memory_order_acquire)) return {};
-  return History(peers_[group_rank].slots + history_offset(slot_bytes_) - sizeof(LaneHeader), history_.count());
+  return History(peers_[group_rank].history(), history_.count());
 }
 
 AwaitResult Lane::reserve(LazyDeadline &deadline) {
@@ -76,8 +62,8 @@ AwaitResult Lane::reserve(LazyDeadline &deadline) {
     Peer &peer = peers_[i];
     if (i == self_ || reached(peer.known_done, needed)) continue;
     const WaitResult result =
-        wait_reached(peer.control->done, needed, peer.control->sleepers, interruptions_[i], deadline, core_of(i));
-    if (result != WaitResult::kReached) return failed(result, i);
+        wait_reached(peer.control->done, needed, peer.control->sleepers, *peer.interrupted, deadline, core_of(i));
+    if (result != WaitResult::kReached) return {result, i};
     peer.known_done = peer.control->done.load(std::memory_order_acquire);
   }
   return {};
@@ -87,7 +73,7 @@ bool Lane::reserve_would_block() const {
   const uint32_t needed = static_cast<uint32_t>(epoch_ + 1 - kSlots);
   for (int i = 0; i < group_size(); ++i)
     if (i != self_ && !reached(peers_[i].known_done, needed) && !reached(done_of(i), needed))
-      return interruptions_[i].load(std::memory_order_acquire) == 0;
+      return !peers_[i].is_interrupted();
   return false;
 }
 
@@ -109,23 +95,23 @@ uint64_t Lane::publish(const CallRecord &record, uint64_t done, const InputLocat
 AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline) {
   const uint32_t target = static_cast<uint32_t>(epoch);
   const auto arrival = [&](int i) {
-    return wait_reached(peers_[i].header(epoch)->epoch, target, peers_[i].control->sleepers, interruptions_[i],
+    return wait_reached(peers_[i].header(epoch)->epoch, target, peers_[i].control->sleepers, *peers_[i].interrupted,
                         deadline, core_of(i), spins_);
   };
   if (ranks_share_cores_) {
     for (int i = 0; i < group_size(); ++i) {
       if (!comes_first(i)) continue;
       const WaitResult result = arrival(i);
-      if (result != WaitResult::kReached) return failed(result, first_late(epoch, i));
+      if (result != WaitResult::kReached) return {result, first_late(epoch, i)};
     }
   }
   bool staged = true;
   for (int i = 0; i < group_size(); ++i) {
     if (i == self_) continue;
-    if (const WaitResult result = arrival(i); result != WaitResult::kReached) return failed(result, i);
+    if (const WaitResult result = arrival(i); result != WaitResult::kReached) return {result, i};
     Peer &peer = peers_[i];
     const SlotHeader *header = peer.header(epoch);
-    if (kChecked && !(header->record == record)) return {AwaitFailure::kMismatch, i};
+    if (kChecked && !(header->record == record)) return {WaitResult::kMismatch, i};
     if (reached(header->done, peer.known_done)) peer.known_done = header->done;
     if (!reached(header->staged.load(std::memory_order_acquire), target)) staged = false;
   }
@@ -142,8 +128,8 @@ AwaitResult Lane::await_staged(uint64_t epoch, LazyDeadline &deadline) {
     if (i == self_) continue;
     const Peer &peer = peers_[i];
     const WaitResult result = wait_reached(peer.header(epoch)->staged, static_cast<uint32_t>(epoch),
-                                           peer.control->sleepers, interruptions_[i], deadline, core_of(i));
-    if (result != WaitResult::kReached) return failed(result, i);
+                                           peer.control->sleepers, *peer.interrupted, deadline, core_of(i));
+    if (result != WaitResult::kReached) return {result, i};
   }
   return {};
 }
@@ -152,7 +138,7 @@ bool Lane::staging_would_block(uint64_t epoch) const {
   for (int i = 0; i < group_size(); ++i)
     if (i != self_ &&
         !reached(peers_[i].header(epoch)->staged.load(std::memory_order_acquire), static_cast<uint32_t>(epoch)))
-      return interruptions_[i].load(std::memory_order_acquire) == 0;
+      return !peers_[i].is_interrupted();
   return false;
 }
 
@@ -175,7 +161,7 @@ bool Lane::arrived(uint64_t epoch, int group_rank) const {
 
 bool Lane::await_would_block(uint64_t epoch) const {
   for (int i = 0; i < group_size(); ++i)
-    if (i != self_ && !arrived(epoch, i)) return interruptions_[i].load(std::memory_order_acquire) == 0;
+    if (i != self_ && !arrived(epoch, i)) return !peers_[i].is_interrupted();
   return false;
 }
 

@@ -12,35 +12,35 @@
 
 namespace phx {
 
-enum class AwaitFailure { kNone, kInterrupted, kTimeout, kMismatch };
-
-// Packed into one word, which is returned in a register. GCC would write three members of a struct to memory one by one
-// and read them back at once, for which the processor has to wait.
+// The result of a wait for all ranks. Packed into one word, which is returned in a register. GCC would write three
+// members of a struct to memory one by one and read them back at once, for which the processor has to wait.
 class AwaitResult {
  public:
   constexpr AwaitResult() = default;
-  // The first group rank at fault.
-  constexpr AwaitResult(AwaitFailure failure, int group_rank)
+  // A failure, and the first group rank at fault.
+  constexpr AwaitResult(WaitResult failure, int group_rank)
       : bits_(uint64_t{static_cast<uint32_t>(group_rank)} << 32 | static_cast<uint64_t>(failure)) {}
   static constexpr AwaitResult not_staged() { return AwaitResult(kNotStaged); }
 
-  constexpr AwaitFailure failure() const { return static_cast<AwaitFailure>(bits_ & 0xff); }
+  constexpr WaitResult result() const { return static_cast<WaitResult>(bits_ & 0xff); }
   constexpr int group_rank() const { return static_cast<int>(bits_ >> 32); }
   constexpr bool staged() const { return (bits_ & kNotStaged) == 0; }  // whether all slots have their data
-  constexpr explicit operator bool() const { return failure() == AwaitFailure::kNone; }
+  constexpr explicit operator bool() const { return result() == WaitResult::kReached; }
 
  private:
   static constexpr uint64_t kNotStaged = 0x100;
   constexpr explicit AwaitResult(uint64_t bits) : bits_(bits) {}
-  uint64_t bits_ = 0;
+  uint64_t bits_ = static_cast<uint64_t>(WaitResult::kReached);
 };
 
 class Lane {
  public:
-  // lanes[i]: where rank i's lane begins, mapped as long as this object lives. interruptions[i] ends waits for rank i.
-  void open(const std::vector<char *> &lanes, int self, size_t slot_bytes, uint32_t recorder_entries,
-            const std::atomic<int32_t> *interruptions, bool fenced_by_sleepers, bool ranks_share_cores,
-            uint32_t first_count = 0);
+  struct Member {
+    char *lane;                               // where its lane begins, mapped as long as this object lives
+    const std::atomic<int32_t> *interrupted;  // ends waits for this rank
+  };
+  void open(const std::vector<Member> &members, int self, const ControlHeader &layout, bool fenced_by_sleepers,
+            bool ranks_share_cores, uint32_t first_count);
 
   size_t slot_bytes() const { return slot_bytes_; }
   // Whether the first `reach` bytes of each slot of this rank are resident; `hold` makes them so. Before its first call
@@ -95,11 +95,14 @@ class Lane {
  private:
   struct Peer {
     LaneHeader *control = nullptr;
-    char *slots = nullptr;
+    const std::atomic<int32_t> *interrupted = nullptr;
     size_t stride = 0;
     uint32_t known_done = 0;
-    char *slot(uint64_t epoch) const { return slots + (epoch % kSlots) * stride; }
+    char *slots() const { return reinterpret_cast<char *>(control + 1); }
+    char *slot(uint64_t epoch) const { return slots() + (epoch % kSlots) * stride; }
     SlotHeader *header(uint64_t epoch) const { return reinterpret_cast<SlotHeader *>(slot(epoch)); }
+    char *history() const { return slots() + kSlots * stride; }
+    bool is_interrupted() const { return interrupted->load(std::memory_order_acquire) != 0; }
   };
 
   std::atomic<bool> open_{false};  // the monitor's thread may use this object before `open` has ended
@@ -112,7 +115,6 @@ class Lane {
   int spins_ = kFewSpins;
   History history_;
   uint64_t epoch_ = 0;  // the last one published
-  const std::atomic<int32_t> *interruptions_ = nullptr;
 };
 
 }  // namespace phx

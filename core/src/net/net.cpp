@@ -175,24 +175,18 @@ phx_status Net::raise(const char *operation, uint64_t sequence, int peer) {
   // of each host more about calls that differ.
   const int64_t patience_ms = error.status == PHX_ERR_MISMATCH ? kComparisonMs : kVerdictMs;
   if (!group_.fails_within(patience_ms)) return group_.raise_transfer(operation, sequence, peer, error);
-  group_.withdraw();
-  return group_.raise_in_flight(operation, sequence);
+  return group_.raise_cause(operation, sequence);
 }
 
 phx_status Net::raise_wait(const char *operation, uint64_t sequence, WaitResult result, const std::vector<int> &late,
                            int64_t timeout_ms) {
-  if (result == WaitResult::kInterrupted && group_.failed()) {
-    group_.withdraw();
-    return group_.raise_in_flight(operation, sequence);
-  }
+  if (result == WaitResult::kInterrupted && group_.failed()) return group_.raise_cause(operation, sequence);
   if (interrupt_requested()) return group_.raise_interrupted(operation, sequence);
   // A rank that is late may itself wait for one of its host, and its error names that one.
   const Hosts &hosts = group_.hosts();
   if (std::any_of(late.begin(), late.end(), [&](int rank) { return hosts.size(hosts.of(rank)) > 1; }) &&
-      group_.fails_within(verdict_ms(timeout_ms))) {
-    group_.withdraw();
-    return group_.raise_in_flight(operation, sequence);
-  }
+      group_.fails_within(verdict_ms(timeout_ms)))
+    return group_.raise_cause(operation, sequence);
   return group_.raise_late(operation, sequence, late, timeout_ms);
 }
 

@@ -281,7 +281,7 @@ phx_status Call::issue(OperationPtr operation, phx_work **work) {
   if (work == nullptr) return engine().run(*operation, timeout_ms_);
   WorkRef started;
   PHX_TRY(engine().start(std::move(operation), timeout_ms_, &started));
-  *work = make_work_handle(group_->shared_from_this(), std::move(started));
+  *work = new phx_work{{1}, group_->shared_from_this(), std::move(started)};
   return PHX_OK;
 }
 

@@ -7,8 +7,8 @@
 
 #include "base/error.h"
 #include "base/progress.h"
+#include "base/wait.h"
 #include "group/lane.h"
-#include "group/turn.h"
 #include "group/work.h"
 #include "ops/operation.h"
 

@@ -17,7 +17,7 @@
 #include "base/hash.h"
 #include "group/lane.h"
 #include "ops/zero_copy.h"
-#include "symm/directory.h"
+#include "symm/table.h"
 
 namespace phx {
 namespace {

@@ -83,10 +83,8 @@ phx_status Windows::meet(const Deadline &deadline) {
 phx_status Windows::create(const BlockRef &block, size_t offset, size_t bytes, int64_t timeout_ms,
                            std::unique_ptr<Window> *out) {
   const Deadline deadline = Deadline::after_ms(timeout_ms);
-  LazyDeadline until(deadline, &group_.world().progress());
-  Turn turn(turn_, std::defer_lock);
-  if (!take_turn(turn, until))
-    return group_.raise_turn(kCreate, "group with a new window. Let one thread make them", timeout_ms, true);
+  Turn turn;
+  PHX_TRY(group_.take_turn(kCreate, turn_, deadline, "group with a new window. Let one thread make them", true, &turn));
   std::unique_ptr<Window> window(new Window(*this, group_, next_++));
   window->parts_.resize(group_.size());
   window->parts_[group_.group_rank()] = {offset, bytes};
@@ -95,19 +93,16 @@ phx_status Windows::create(const BlockRef &block, size_t offset, size_t bytes, i
 
   std::vector<WindowParcel> all;
   const WindowParcel mine{window->number_, offset, bytes};
-  phx_status status = group_.exchange_all(kCreate, mine, deadline, &all);
-  if (status != PHX_OK) return status;
+  PHX_TRY(group_.exchange_all(kCreate, mine, deadline, &all));
   for (int i = 0; i < group_.size(); ++i) {
     if (all[i].number != window->number_) return group_.raise_malformed(kCreate, i);
     window->parts_[i] = {all[i].offset, all[i].bytes};
   }
-  status = meet(deadline);
-  if (status != PHX_OK) return status;
+  PHX_TRY(meet(deadline));
   Group &sharing = local_ ? *local_ : group_;
-  Turn rendezvous(symms_of(sharing).mutex(), std::defer_lock);
-  if (!take_turn(rendezvous, until))
-    return group_.raise_turn(kCreate, "group with a rendezvous. Let one thread make them", timeout_ms, true);
-  status = Symm::rendezvous(sharing, block, deadline, &window->symm_);
+  Turn rendezvous;
+  PHX_TRY(group_.take_turn(kCreate, symms_of(sharing).mutex(), deadline, kSameRendezvous, true, &rendezvous));
+  phx_status status = Symm::rendezvous(sharing, block, deadline, &window->symm_);
   if (group_.spans_hosts()) status = group_.confirm(kCreate, status, deadline);
   if (status != PHX_OK) return status;
   *out = std::move(window);

@@ -6,10 +6,7 @@
 #include <cerrno>
 
 #include "base/error.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
+#include "base/shared_memory.h"
 
 namespace phx {
 namespace {
@@ -32,7 +29,7 @@ phx_status make(const char *operation, void *const *blocks, size_t count, size_t
                   "the allocator of this memory cannot map it a second time; use Phalanx's own allocator");
     return fail_errno(error, operation, "could not map %zu bytes of a block a second time", bytes);
   }
-  madvise(range, all, MADV_POPULATE_WRITE);  // best effort: fills the page tables of pages that exist already
+  (void)populate(operation, range, all);  // best effort: fills the page tables of pages that exist already
   *out = range;
   return PHX_OK;
 }

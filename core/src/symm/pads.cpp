@@ -8,38 +8,33 @@ namespace phx {
 
 Pads::Pad Pads::at(int i, const Location &place) const {
   const SharedMappingRef &segment = segments_[i][place.segment];
-  return {segment, segment->bytes() + place.index * pad_bytes_};
+  return {place, segment, segment->bytes() + place.index * pad_bytes_};
 }
 
 void Pads::collect() {
-  const auto freed_by_all = [this](const Retired &retired) {
-    for (size_t i = 0; i < segments_.size(); ++i) {
+  const auto freed_by_all = [](const Retired &retired) {
+    return std::all_of(retired.pads.begin(), retired.pads.end(), [&](const Pad &pad) {
       // Pairs with the store in ~Symm: everything that the rank did to any pad of the allocation happened before it.
-      const uint64_t freed = at(static_cast<int>(i), retired.places[i]).header().freed.load(std::memory_order_acquire);
-      if (freed < retired.number) return false;
-    }
-    return true;
+      return pad.header().freed.load(std::memory_order_acquire) >= retired.number;
+    });
   };
   const auto first_free = std::stable_partition(retired_.begin(), retired_.end(),
                                                 [&](const Retired &retired) { return !freed_by_all(retired); });
-  for (auto retired = first_free; retired != retired_.end(); ++retired) free_.push_back(retired->places[self_]);
+  for (auto retired = first_free; retired != retired_.end(); ++retired) free_.push_back(retired->pads[self_].place);
   retired_.erase(first_free, retired_.end());
 }
 
-phx_status Pads::take(const char *operation, uint64_t number, Location *place, Pad *pad, Fd *fd) {
+phx_status Pads::take(const char *operation, uint64_t number, Pad *pad, Fd *fd) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (free_.empty()) collect();
   if (free_.empty()) {
-    phx_status status = create_segment(operation, "phalanx-pads", kInSegment * pad_bytes_, fd);
-    if (status == PHX_OK)
-      status = map_segment(operation, fd->get(), kInSegment * pad_bytes_, pad_bytes_, &pad->segment);
-    if (status != PHX_OK) return status;
-    *place = {static_cast<uint32_t>(segments_[self_].size()), 0, kInSegment};
+    PHX_TRY(create_segment(operation, "phalanx-pads", kInSegment * pad_bytes_, fd));
+    PHX_TRY(map_segment(operation, fd->get(), kInSegment * pad_bytes_, pad_bytes_, &pad->segment));
+    pad->place = {static_cast<uint32_t>(segments_[self_].size()), 0, kInSegment};
     pad->begin = pad->segment->bytes();
   } else {
     const Pad reused = at(self_, free_.back());
     PHX_TRY(populate(operation, reused.begin, pad_bytes_));
-    *place = free_.back();
     *pad = reused;
     free_.pop_back();
     pad->header().sleepers.store(0, std::memory_order_relaxed);
@@ -64,17 +59,18 @@ phx_status Pads::find(const char *operation, int i, const Location &place, int f
     return PHX_OK;
   }
   const size_t size = kInSegment * pad_bytes_;
-  phx_status status = verify_segment(operation, fd, size);
-  if (status == PHX_OK) status = map_segment(operation, fd, size, 0, &out->segment);
-  if (status == PHX_OK) out->begin = out->segment->bytes();
-  return status;
+  PHX_TRY(verify_segment(operation, fd, size));
+  PHX_TRY(map_segment(operation, fd, size, 0, &out->segment));
+  out->place = place;
+  out->begin = out->segment->bytes();
+  return PHX_OK;
 }
 
-void Pads::keep(const std::vector<Location> &places, const std::vector<Pad> &pads) {
+void Pads::keep(const std::vector<Pad> &pads) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (size_t i = 0; i < places.size(); ++i)
-    if (places[i].made != 0) segments_[i].push_back(pads[i].segment);
-  const Location &own = places[self_];
+  for (size_t i = 0; i < pads.size(); ++i)
+    if (pads[i].place.made != 0) segments_[i].push_back(pads[i].segment);
+  const Location &own = pads[self_].place;
   for (uint32_t index = own.made; index > 1; --index) free_.push_back({own.segment, index - 1, 0});
 }
 
@@ -84,10 +80,10 @@ void Pads::give_back(const Location &place) {
   free_.push_back(place);
 }
 
-void Pads::retire(uint64_t number, std::vector<Location> places) {
-  for (Location &place : places) place.made = 0;
+void Pads::retire(uint64_t number, std::vector<Pad> pads) {
+  pads[self_].place.made = 0;
   const std::lock_guard<std::mutex> lock(mutex_);
-  retired_.push_back({number, std::move(places)});
+  retired_.push_back({number, std::move(pads)});
 }
 
 }  // namespace phx

@@ -50,14 +50,14 @@ class Pads {
  public:
   // The location of a rank's pad, as sent to its peers.
   struct Location {
-    uint32_t segment;  // the rank's segments in order of creation; kOwn: one for this allocation alone
+    uint32_t segment;  // the rank's segments in order of creation
     uint32_t index;    // of the pad in the segment
     uint32_t made;     // pads in the segment if it is new, so that its descriptor is sent too; else 0
   };
-  static constexpr uint32_t kOwn = UINT32_MAX;
 
   // A rank's pad and the reference that keeps it mapped.
   struct Pad {
+    Location place;
     SharedMappingRef segment;
     char *begin = nullptr;
     PadHeader &header() const { return *reinterpret_cast<PadHeader *>(begin); }
@@ -67,19 +67,19 @@ class Pads {
   Pads(int group_size, int self, size_t pad_bytes) : pad_bytes_(pad_bytes), self_(self), segments_(group_size) {}
 
   // Takes a zeroed pad of this rank for allocation `number` of the group. *fd becomes valid if its segment is new.
-  phx_status take(const char *operation, uint64_t number, Location *place, Pad *pad, Fd *fd);
+  phx_status take(const char *operation, uint64_t number, Pad *pad, Fd *fd);
   // Finds the pad of rank i, and maps its segment if that is new.
   phx_status find(const char *operation, int i, const Location &place, int fd, Pad *out);
   // After a rendezvous that succeeded on all ranks, `keep` keeps new segments; otherwise `give_back` frees the pad.
-  void keep(const std::vector<Location> &places, const std::vector<Pad> &pads);
+  void keep(const std::vector<Pad> &pads);
   void give_back(const Location &place);
   // To be called when this rank has freed its part of the allocation.
-  void retire(uint64_t number, std::vector<Location> places);
+  void retire(uint64_t number, std::vector<Pad> pads);
 
  private:
   struct Retired {
     uint64_t number;
-    std::vector<Location> places;
+    std::vector<Pad> pads;
   };
   static constexpr uint32_t kInSegment = 16;
 

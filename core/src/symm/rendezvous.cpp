@@ -1,6 +1,5 @@
 // Rendezvous: every rank of a group offers a block, and every rank maps all of these.
 #include <algorithm>
-#include <cinttypes>
 
 #include "base/failpoint.h"
 #include "group/group.h"
@@ -29,41 +28,25 @@ namespace {
 
 constexpr const char *kRendezvous = "symm_rendezvous";
 
-// "2048 bytes on rank 1 and 1024 on ranks 0, 2": groups ranks by value.
-template <class Value>
-std::string list_values(const Group &group, const std::vector<SymmParcel> &all, Value value) {
-  std::string text;
-  std::vector<bool> listed(all.size(), false);
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (listed[i]) continue;
-    std::string ranks;
-    size_t count = 0;
-    for (size_t j = i; j < all.size(); ++j) {
-      if (value(all[j]) != value(all[i])) continue;
-      listed[j] = true;
-      ++count;
-      ranks += (ranks.empty() ? "" : ", ") + std::to_string(group.rank_of(static_cast<int>(j)));
-    }
-    text += (text.empty() ? "" : "; ") + value(all[i]) + " on " + (count > 1 ? "ranks " : "rank ") + ranks;
-  }
-  return text;
-}
-
-// The rank whose value the fewest ranks have, the first of several; -1 if all have the same value.
-template <class Value>
-int rank_with_rarest(const std::vector<SymmParcel> &all, Value value) {
-  int odd = -1;
-  size_t fewest = all.size();
-  for (size_t i = 0; i < all.size(); ++i) {
-    const size_t same = static_cast<size_t>(
-        std::count_if(all.begin(), all.end(), [&](const SymmParcel &p) { return value(p) == value(all[i]); }));
-    if (same < fewest) {
-      fewest = same;
-      odd = static_cast<int>(i);
-    }
-  }
-  return fewest == all.size() ? -1 : odd;
-}
+// What all ranks must offer alike, and how errors show it.
+struct Property {
+  const char *name;
+  std::string (*show)(const SymmParcel &parcel);
+};
+constexpr Property kMustAgree[] = {
+    {"sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; }},
+    {"device types", [](const SymmParcel &p) { return "device type " + std::to_string(p.device_type); }},
+    {"alloc ids",
+     [](const SymmParcel &p) {
+       return p.persistent != 0 ? "alloc_id " + std::to_string(p.alloc_id) : std::string("no alloc_id");
+     }},
+    {"signal_channels", [](const SymmParcel &p) { return std::to_string(p.channels) + " channels"; }},
+    {"ordinals", [](const SymmParcel &p) { return "rendezvous #" + std::to_string(p.ordinal); }},
+    {"allocators",
+     [](const SymmParcel &p) {
+       return std::string(p.device.present != 0 ? "memory of phalanx's CUDA allocator" : "other memory");
+     }},
+};
 
 }  // namespace
 
@@ -73,43 +56,45 @@ struct Rendezvous {
   SymmParcel mine;
   std::vector<SymmParcel> all;
 
-  template <class Value>
-  phx_status must_agree(const char *property, Value value) {
-    const int odd = rank_with_rarest(all, value);
-    if (odd < 0) return PHX_OK;
-    return group
-        .raise(PHX_ERR_MISMATCH, kRendezvous,
-               "the ranks offer memory with different %s: %s. Every rank must offer the same.", property,
-               list_values(group, all, value).c_str())
-        .peer(group.rank_of(odd));
-  }
-
   // All ranks compare the same parcels, so all come to the same result.
   phx_status agree() {
-    phx_status status = must_agree("sizes", [](const SymmParcel &p) { return std::to_string(p.size) + " bytes"; });
-    if (status == PHX_OK)
-      status = must_agree("device types",
-                          [](const SymmParcel &p) { return "device type " + std::to_string(p.device_type); });
-    if (status == PHX_OK)
-      status = must_agree("alloc ids", [](const SymmParcel &p) {
-        return p.persistent != 0 ? "alloc_id " + std::to_string(p.alloc_id) : std::string("no alloc_id");
-      });
-    if (status == PHX_OK)
-      status =
-          must_agree("signal_channels", [](const SymmParcel &p) { return std::to_string(p.channels) + " channels"; });
-    if (status == PHX_OK)
-      status = must_agree("ordinals", [](const SymmParcel &p) { return "rendezvous #" + std::to_string(p.ordinal); });
-    if (status == PHX_OK)
-      status = must_agree("allocators", [](const SymmParcel &p) {
-        return std::string(p.device.present != 0 ? "memory of phalanx's CUDA allocator" : "other memory");
-      });
-    return status;
+    for (const Property &property : kMustAgree) PHX_TRY(must_agree(property));
+    return PHX_OK;
+  }
+
+  // The error lists the values: "2048 bytes on rank 1; 1024 bytes on ranks 0, 2". It names as the peer the first rank
+  // with the value that the fewest ranks have.
+  phx_status must_agree(const Property &property) {
+    struct Offer {
+      std::string value, ranks;
+      int count, first;
+    };
+    std::vector<Offer> offers;
+    for (const SymmParcel &parcel : all) {
+      const std::string value = property.show(parcel);
+      const int rank = group.rank_of(static_cast<int>(&parcel - all.data()));
+      auto offer = std::find_if(offers.begin(), offers.end(), [&](const Offer &o) { return o.value == value; });
+      if (offer == offers.end()) offer = offers.insert(offer, {value, "", 0, rank});
+      offer->ranks += (offer->count++ > 0 ? ", " : "") + std::to_string(rank);
+    }
+    if (offers.size() == 1) return PHX_OK;
+    std::string text;
+    for (const Offer &offer : offers)
+      text += (text.empty() ? "" : "; ") + offer.value + " on " + (offer.count > 1 ? "ranks " : "rank ") + offer.ranks;
+    const auto rarest = std::min_element(offers.begin(), offers.end(),
+                                         [](const Offer &a, const Offer &b) { return a.count < b.count; });
+    return group
+        .raise(PHX_ERR_MISMATCH, kRendezvous,
+               "the ranks offer memory with different %s: %s. Every rank must offer the same.", property.name,
+               text.c_str())
+        .peer(rarest->first);
   }
 
   phx_status prepare(Fd *pad, std::vector<int> *fds) {
-    phx_status status = symm.take_pad(kRendezvous, pad);
-    if (status != PHX_OK) return status;
-    mine.pad = symm.pad_places_[symm.group_rank()];
+    Pads::Pad own;
+    PHX_TRY(symm.pads_of_group().take(kRendezvous, symm.number(), &own, pad));
+    mine.pad = own.place;
+    symm.adopt_pad(symm.group_rank(), std::move(own));
     if (group.first_count() != 0) symm.begin_at(group.first_count());
 
     const Block &block = symm.block();
@@ -123,18 +108,17 @@ struct Rendezvous {
     size_t handle_size = sizeof mine.handle;
     int32_t fd = -1;
     const auto &ops = block.allocator->ops();
-    status = ops.export_handle(block.allocator->self(), block.base, block.cookie, mine.handle, &handle_size, &fd);
-    if (status != PHX_OK) return status;
+    PHX_TRY(ops.export_handle(block.allocator->self(), block.base, block.cookie, mine.handle, &handle_size, &fd));
     mine.handle_size = static_cast<uint32_t>(handle_size);
     if (pad->valid()) fds->push_back(pad->get());
     if (fd >= 0) fds->push_back(fd);
-    status = symms_of(group).make_device()(kRendezvous, block, symm.size(), symm.group_rank(), symm.channels(),
-                                           group.first_count(), &symm.device_);
-    if (status != PHX_OK || !symm.device_) return status;
+    PHX_TRY(symms_of(group).make_device()(kRendezvous, block, symm.size(), symm.group_rank(), symm.channels(),
+                                          group.first_count(), &symm.device_));
+    if (!symm.device_) return PHX_OK;
     mine.device = symm.device_->facts();
-    status = symm.device_->export_fd(kRendezvous, &fd);
-    if (status == PHX_OK) fds->push_back(fd);
-    return status;
+    PHX_TRY(symm.device_->export_fd(kRendezvous, &fd));
+    fds->push_back(fd);
+    return PHX_OK;
   }
 
   phx_status exchange(const std::vector<int> &fds, const Deadline &deadline, std::vector<Parcel> *parcels) {
@@ -164,17 +148,19 @@ struct Rendezvous {
   phx_status map(int i, const Parcel &parcel) {
     size_t next = 0;
     const auto fd_of = [&] { return next < parcel.fds.size() ? parcel.fds[next++].get() : -1; };
-    phx_status status = symm.find_pad(kRendezvous, i, all[i].pad, all[i].pad.made != 0 ? fd_of() : -1);
-    if (status != PHX_OK) return status;
+    Pads::Pad pad;
+    PHX_TRY(symm.pads_of_group().find(kRendezvous, i, all[i].pad, all[i].pad.made != 0 ? fd_of() : -1, &pad));
+    symm.adopt_pad(i, std::move(pad));
 
     const Block &block = symm.block();
     void *base = nullptr;
     uint64_t cookie = 0;
     const auto &ops = block.allocator->ops();
-    status = ops.import_handle(block.allocator->self(), &block.device, all[i].handle, all[i].handle_size, fd_of(),
-                               block.size, &base, &cookie);
-    if (status != PHX_OK) return status;
-    symm.imported_[i] = std::make_unique<ImportedBlock>(block.allocator, base, cookie);
+    PHX_TRY(ops.import_handle(block.allocator->self(), &block.device, all[i].handle, all[i].handle_size, fd_of(),
+                              block.size, &base, &cookie));
+    symm.imported_[i] = std::shared_ptr<void>(base, [allocator = block.allocator, cookie](void *mapped) {
+      allocator->ops().unmap(allocator->self(), mapped, cookie);
+    });
     symm.buffers_[i] = base;
     if (!symm.device_) return PHX_OK;
     return symm.device_->adopt(kRendezvous, i, all[i].device, fd_of());
@@ -196,10 +182,7 @@ struct Rendezvous {
       late = i;
       PadHeader &theirs = symm.pad_segments_[i].header();
       const WaitResult result = wait_reached(theirs.met, ok, theirs.sleepers, group.interruption(i), until);
-      if (result == WaitResult::kInterrupted) {
-        group.withdraw();
-        return group.raise_in_flight(kRendezvous, 0);
-      }
+      if (result == WaitResult::kInterrupted) return group.raise_cause(kRendezvous);
       if (result == WaitResult::kTimeout) {
         group
             .raise(PHX_ERR_TIMEOUT, kRendezvous, "%s: rank %d still waits for %s to map the memory of all ranks. %s",
@@ -207,7 +190,7 @@ struct Rendezvous {
                    group.advice(i).c_str())
             .peer(group.rank_of(i));
         group.fail_with(last_error(), true);
-        return group.raise_in_flight(kRendezvous, 0);
+        return group.raise_in_flight(kRendezvous);
       }
       all_met = all_met && theirs.met.load(std::memory_order_relaxed) == ok;
     }
@@ -243,7 +226,7 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   std::vector<Parcel> parcels;
   status = steps.exchange(fds, deadline, &parcels);
   PHX_FAILPOINT(kRendezvous, 3);
-  if (status != PHX_OK) return status;
+  PHX_TRY(status);
   status = steps.agree();
   if (status == PHX_ERR_MISMATCH) return status;  // the same on every rank, so there is nothing to confirm
   for (int i = 0; i < group.size() && status == PHX_OK; ++i)
@@ -252,12 +235,10 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   PHX_FAILPOINT(kRendezvous, 4);
   status = steps.confirm(status, deadline);
   PHX_FAILPOINT(kRendezvous, 5);
-  if (status != PHX_OK) return status;
-  if (symm->pad_places_[group.group_rank()].segment != Pads::kOwn)
-    symms_of(group).pads().keep(symm->pad_places_, symm->pad_segments_);
+  PHX_TRY(status);
+  symm->pads_of_group().keep(symm->pad_segments_);
   symm->complete_ = true;
-  status = steps.agree_on_device(deadline);
-  if (status != PHX_OK) return status;
+  PHX_TRY(steps.agree_on_device(deadline));
   *out = std::move(symm);
   return PHX_OK;
 }

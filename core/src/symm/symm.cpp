@@ -2,13 +2,10 @@
 #include "symm/symm.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/hash.h"
 #include "group/group.h"
-#include "symm/directory.h"
 #include "symm/table.h"
 
 namespace phx {
@@ -31,7 +28,6 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
       channels_(group.world().signal_channels()),
       imported_(group.size()),
       pad_segments_(group.size()),
-      pad_places_(group.size(), Pads::Location{Pads::kOwn, 0, 0}),
       buffers_(group.size()),
       pads_(group.size()),
       consumed_(static_cast<size_t>(channels_) * group.size()),
@@ -43,11 +39,13 @@ Symm::Symm(Group &group, BlockRef block, uint64_t ordinal)
 
 Symm::~Symm() {
   SymmDirectory::of_process().remove(this);
-  const bool shares_pads = pad_places_[self_].segment != Pads::kOwn;
-  if (shares_pads && !complete_) symms_of(*group_).pads().give_back(pad_places_[self_]);
-  // Pairs with the load in Pads::collect: after this store, this rank touches nothing of the allocation.
-  if (complete_) pad_segments_[self_].header().freed.store(number(), std::memory_order_release);
-  if (shares_pads && complete_) symms_of(*group_).pads().retire(number(), std::move(pad_places_));
+  if (complete_) {
+    // Pairs with the load in Pads::collect: after this store, this rank touches nothing of the allocation.
+    pad_segments_[self_].header().freed.store(number(), std::memory_order_release);
+    pads_of_group().retire(number(), pad_segments_);
+  } else if (pad_segments_[self_].segment) {
+    pads_of_group().give_back(pad_segments_[self_].place);
+  }
   if (device_ != nullptr) device_->on_gone(*this);
 }
 
@@ -58,49 +56,11 @@ bool Symm::is_everywhere() const {
   });
 }
 
-size_t Symm::pad_segment_bytes() const {
-  return call_lines_at() + (block_->on_device() ? kCallLines * sizeof(CallLine) : 0);
-}
+Pads &Symm::pads_of_group() const { return symms_of(*group_).pads(block_->on_device()); }
 
-size_t Symm::call_lines_at() const { return pad_bytes_of(channels_, size()); }
-
-void Symm::adopt_pad(int of, const Pads::Location &place, Pads::Pad pad) {
+void Symm::adopt_pad(int of, Pads::Pad pad) {
   pads_[of] = pad.begin + sizeof(PadHeader) + channels_ * sizeof(BarrierLine);
   pad_segments_[of] = std::move(pad);
-  pad_places_[of] = place;
-}
-
-// An allocation in device memory has a segment of its own, which also holds its call lines.
-phx_status Symm::take_pad(const char *operation, Fd *fd) {
-  Pads::Location place{Pads::kOwn, 0, 1};
-  Pads::Pad pad;
-  phx_status status = PHX_OK;
-  if (block_->on_device()) {
-    const size_t bytes = pad_segment_bytes();
-    status = create_segment(operation, "phalanx-pad", bytes, fd);
-    if (status == PHX_OK) status = map_segment(operation, fd->get(), bytes, bytes, &pad.segment);
-    if (status == PHX_OK) pad.begin = pad.segment->bytes();
-    if (status == PHX_OK) pad.header().met.store(met_ok(number()) - 1, std::memory_order_relaxed);
-  } else {
-    status = symms_of(*group_).pads().take(operation, number(), &place, &pad, fd);
-  }
-  if (status == PHX_OK) adopt_pad(self_, place, std::move(pad));
-  return status;
-}
-
-phx_status Symm::find_pad(const char *operation, int of, const Pads::Location &place, int fd) {
-  Pads::Pad pad;
-  phx_status status = PHX_OK;
-  if (block_->on_device()) {
-    const size_t bytes = pad_segment_bytes();
-    status = verify_segment(operation, fd, bytes);
-    if (status == PHX_OK) status = map_segment(operation, fd, bytes, bytes, &pad.segment);
-    if (status == PHX_OK) pad.begin = pad.segment->bytes();
-  } else {
-    status = symms_of(*group_).pads().find(operation, of, place, fd, &pad);
-  }
-  if (status == PHX_OK) adopt_pad(of, place, std::move(pad));
-  return status;
 }
 
 void Symm::begin_at(uint32_t first) {
@@ -227,62 +187,39 @@ phx_status Symm::barrier(uint32_t channel, int64_t timeout_ms) {
   return PHX_OK;
 }
 
-CallLine &Symm::call_line(int of, uint64_t sequence) const {
-  return reinterpret_cast<CallLine *>(pad_segments_[of].begin + call_lines_at())[sequence % kCallLines];
+HistoryEntry &Symm::call_entry(int of, uint64_t sequence) const {
+  char *const entries = pad_segments_[of].begin + pad_bytes_of(channels_, size());
+  return reinterpret_cast<HistoryEntry *>(entries)[sequence % kCallEntries];
 }
 
-// No rank waits: each publishes its call, and then reads those of the ranks that were earlier. If two ranks do so at
-// the same time, at least one sees the other's call.
-phx_status Symm::compare(const char *operation, const CallRecord &record) {
-  constexpr size_t kWords = sizeof(CallRecord) / sizeof(uint64_t);
-  const uint64_t sequence = ++launches_;
-  uint64_t mine[kWords];
-  std::memcpy(mine, &record, sizeof mine);
-  CallLine &own = call_line(self_, sequence);
-  own.sequence.store(0, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
-  for (size_t i = 0; i < kWords; ++i) own.words[i].store(mine[i], std::memory_order_relaxed);
-  own.sequence.store(sequence, std::memory_order_seq_cst);
+// No rank waits: each publishes its call, and then reads those of the ranks that were earlier.
+phx_status Symm::compare(const char *operation, const CallRecord &record, uint64_t number) {
+  launches_ = number != 0 ? number : launches_ + 1;
+  call_entry(self_, launches_).begin(launches_, record);
+  // If two ranks do so at the same time, at least one sees the other's call: each stores its sequence before this fence
+  // and loads the other's after it. The rank whose fence is the later one in the order of all such fences sees the
+  // other's store.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   for (int i = 1; i < size(); ++i) {
     const int peer = (self_ + i) % size();
-    const CallLine &line = call_line(peer, sequence);
-    if (line.sequence.load(std::memory_order_seq_cst) != sequence) continue;  // not enqueued yet, or far ahead
-    uint64_t theirs[kWords];
-    for (size_t word = 0; word < kWords; ++word) theirs[word] = line.words[word].load(std::memory_order_relaxed);
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (line.sequence.load(std::memory_order_relaxed) != sequence) continue;
-    CallRecord other;
-    std::memcpy(&other, theirs, sizeof other);
-    if (!(other == record)) return group_->raise_mismatch(operation, sequence, peer, other, record);
+    Recorded theirs;
+    const bool has_come = call_entry(peer, launches_).read(&theirs) && theirs.sequence == launches_;
+    if (has_come && !(theirs.call == record))  // otherwise it is not enqueued yet, or far ahead
+      return group_->raise_mismatch(operation, launches_, peer, theirs.call, record);
   }
   return PHX_OK;
 }
 
-phx_status Symm::agree(const char *operation, const CallRecord &record, uint64_t number) {
-  const std::lock_guard<std::mutex> lock(launch_mutex_);
-  launches_ = number - 1;
-  return compare(operation, record);
-}
-
 phx_symm *Symm::handle() {
   std::lock_guard<std::mutex> lock(handle_mutex_);
-  if (handle_count_++ == 0) {
-    keep_self_ = shared_from_this();
-    keep_group_ = group_->shared_from_this();
-  }
+  if (handle_count_++ == 0) kept_ = {group_->shared_from_this(), shared_from_this()};
   return &handle_;
 }
 
 void Symm::drop_handle() {
-  std::shared_ptr<Symm> self;  // destroyed after the lock is released, because it contains the mutex
-  std::shared_ptr<Group> group;
-  {
-    std::lock_guard<std::mutex> lock(handle_mutex_);
-    if (--handle_count_ != 0) return;
-    self = std::move(keep_self_);
-    group = std::move(keep_group_);
-  }
-  self.reset();  // before its group, which the destructor uses
+  std::pair<std::shared_ptr<Group>, std::shared_ptr<Symm>> kept;  // released after the lock, which the Symm contains
+  std::lock_guard<std::mutex> lock(handle_mutex_);
+  if (--handle_count_ == 0) kept = std::move(kept_);
 }
 
 }  // namespace phx

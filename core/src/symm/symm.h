@@ -8,8 +8,7 @@
 #include "base/deadline.h"
 #include "base/shared_memory.h"
 #include "base/wait.h"
-#include "group/control.h"
-#include "group/turn.h"
+#include "group/history.h"
 #include "phalanx/phalanx.h"
 #include "symm/device.h"
 #include "symm/gathered.h"
@@ -30,29 +29,10 @@ const phx::World &world_of(const phx_symm &handle);
 
 namespace phx {
 
-// For allocations in device memory: describes a collective that the owner of the pad has enqueued on a stream. These
-// lines lie after the pad; a rank that enqueues later compares its own call with them.
-struct alignas(kLine) CallLine {
-  std::atomic<uint64_t> sequence;  // counts from 1; 0 while the line is written
-  std::atomic<uint64_t> words[sizeof(CallRecord) / sizeof(uint64_t)];
-};
-constexpr uint64_t kCallLines = 64;  // of each rank; calls of a peer that is further ahead are not compared
-
-// A peer's block, mapped into this process and unmapped by the destructor.
-class ImportedBlock {
- public:
-  ImportedBlock(AllocatorRef allocator, void *base, uint64_t cookie)
-      : allocator_(std::move(allocator)), base_(base), cookie_(cookie) {}
-  ImportedBlock(const ImportedBlock &) = delete;
-  ImportedBlock &operator=(const ImportedBlock &) = delete;
-  ~ImportedBlock() { allocator_->ops().unmap(allocator_->self(), base_, cookie_); }
-  void *base() const { return base_; }
-
- private:
-  AllocatorRef allocator_;
-  void *base_;
-  uint64_t cookie_;
-};
+// In device memory, these entries of each rank lie after its pad. They describe the collectives that it has enqueued on
+// a stream, with which a rank that enqueues later compares its own. Calls of a peer that is further ahead are not
+// compared.
+constexpr uint64_t kCallEntries = 64;
 
 class Symm : public std::enable_shared_from_this<Symm> {
  public:
@@ -78,23 +58,13 @@ class Symm : public std::enable_shared_from_this<Symm> {
   void *const *pads() const { return pads_.data(); }
   SymmDevice *device() const { return device_.get(); }  // NULL unless the block comes from phalanx's CUDA allocator
   GatheredRanges &gathered() { return gathered_; }
-  // Compares collective `number`, which this rank is about to enqueue on a stream, with those of ranks that were
-  // earlier.
-  phx_status agree(const char *operation, const CallRecord &record, uint64_t number);
   // Whether no rank has freed its part yet, as far as this rank can see.
   bool is_everywhere() const;
   // Keeps other threads from enqueuing calls on this allocation, so that numbers follow the order of the streams.
-  class OrderedCalls {
-   public:
-    explicit OrderedCalls(Symm &symm) : symm_(symm), lock_(symm.launch_mutex_) {}
-    phx_status compare(const char *operation, const CallRecord &record) const {
-      return symm_.compare(operation, record);
-    }
-
-   private:
-    Symm &symm_;
-    const std::lock_guard<std::mutex> lock_;
-  };
+  [[nodiscard]] std::unique_lock<std::mutex> order_calls() { return std::unique_lock<std::mutex>(launch_mutex_); }
+  // Compares the collective of that number, which this rank is about to enqueue on a stream, with those of ranks that
+  // were earlier. Number 0: the one after the last. The caller holds the lock of order_calls.
+  phx_status compare(const char *operation, const CallRecord &record, uint64_t number = 0);
 
   phx_status check(const char *operation, int group_rank, uint32_t channel) const;
   // `operation`: what errors name.
@@ -113,18 +83,14 @@ class Symm : public std::enable_shared_from_this<Symm> {
 
   friend struct Rendezvous;
   uint64_t number() const { return ordinal_ + 1; }  // how many rendezvous the group has begun, up to this one
-  size_t pad_segment_bytes() const;
-  size_t call_lines_at() const;
-  void adopt_pad(int of, const Pads::Location &place, Pads::Pad pad);
-  phx_status take_pad(const char *operation, Fd *fd);
-  phx_status find_pad(const char *operation, int of, const Pads::Location &place, int fd);
+  Pads &pads_of_group() const;
+  void adopt_pad(int of, Pads::Pad pad);
   void begin_at(uint32_t first);  // sets the counters of this rank's pad, before any peer maps it
   SharedWord &signal_word(int pad_of, uint32_t channel, int from) const;
   SharedWord &barrier_word(int of, uint32_t channel) const;
   bool has_arrived(uint32_t channel, int peer) const;  // at the barrier that this rank is in
   int first_late(uint32_t channel, int otherwise) const;
-  CallLine &call_line(int of, uint64_t sequence) const;
-  phx_status compare(const char *operation, const CallRecord &record);
+  HistoryEntry &call_entry(int of, uint64_t sequence) const;
   SharedWord &sleepers(int of) const { return pad_segments_[of].header().sleepers; }
   phx_status raise(WaitResult result, const char *operation, uint32_t channel, int group_rank,
                    int64_t timeout_ms) const;
@@ -136,9 +102,8 @@ class Symm : public std::enable_shared_from_this<Symm> {
   const uint64_t key_;
   const int self_;
   const uint32_t channels_;
-  std::vector<std::unique_ptr<ImportedBlock>> imported_;
+  std::vector<std::shared_ptr<void>> imported_;  // the blocks of the peers, which the last reference unmaps
   std::vector<Pads::Pad> pad_segments_;
-  std::vector<Pads::Location> pad_places_;
   bool complete_ = false;  // the rendezvous succeeded on all ranks
   std::vector<void *> buffers_;
   std::vector<void *> pads_;
@@ -159,8 +124,7 @@ class Symm : public std::enable_shared_from_this<Symm> {
   std::mutex handle_mutex_;
   int64_t handle_count_ = 0;
   phx_symm handle_{this};
-  std::shared_ptr<Symm> keep_self_;
-  std::shared_ptr<Group> keep_group_;
+  std::pair<std::shared_ptr<Group>, std::shared_ptr<Symm>> kept_;  // the Symm is destroyed first, for it uses the group
 };
 
 }  // namespace phx

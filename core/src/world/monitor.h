@@ -29,8 +29,7 @@ class GroupListener {
   virtual void on_revoked(const ErrorInfo &cause) = 0;
   // For slow work (a dump of the group), once all groups have been interrupted.
   virtual void after_interruption() {}
-  // This rank's world has freed the block of that serial number, or ends.
-  virtual void on_block_freed(uint64_t) {}
+  // This rank's world ends.
   virtual void on_finalized(const ErrorInfo &) {}
 };
 

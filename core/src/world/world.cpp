@@ -261,10 +261,6 @@ std::vector<std::shared_ptr<GroupListener>> World::groups() const {
   return all;
 }
 
-void World::forget_block(const BlockRef &block) {
-  for (const auto &group : groups()) group->on_block_freed(block->serial);
-}
-
 void World::finalize() {
   if (finalized_.exchange(true)) return;
   ErrorInfo cause = make_error_info();

@@ -93,7 +93,6 @@ class World : public std::enable_shared_from_this<World> {
   void forget_failed_attempts(const std::string &key);
 
   void add_group(const std::shared_ptr<GroupListener> &group);
-  void forget_block(const BlockRef &block);                    // in the caches of all groups
   std::vector<std::shared_ptr<GroupListener>> groups() const;  // all of them are Groups
   bool finalized() const { return finalized_.load(); }
   // Whether this process is a forked child of the one that made the world. One relaxed load.
