@@ -8,34 +8,34 @@
 
 namespace phx {
 
-phx_status BlockTable::make(AllocatorRef allocator, const phx_device &device, size_t size, const char *operation,
+phx_status BlockTable::make(const AllocatorRef &allocator, const phx_device &device, size_t size, const char *operation,
                             BlockRef *out) {
   if (size > static_cast<size_t>(std::numeric_limits<int64_t>::max()))
     return fail(PHX_ERR_INVALID, operation, "size is %zu bytes, which is more than an allocation may have", size);
-  BlockRef block(new (std::nothrow) Block);
+  BlockRef block(new (std::nothrow) Block(allocator, device, size));
   if (!block) return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
   void *base = nullptr;
   PHX_TRY(allocator->ops().alloc(allocator->self(), &device, size, &base, &block->cookie));
-  block->allocator = std::move(allocator);
-  block->device = device;
   block->base = base;
-  block->size = size;
-  block->references = 1;
   *out = std::move(block);
   return PHX_OK;
 }
 
-phx_status BlockTable::alloc(AllocatorRef allocator, const phx_device &device, size_t size, void **out) {
-  BlockRef block;
-  PHX_TRY(make(std::move(allocator), device, size, "mem_alloc", &block));
-  std::lock_guard<std::mutex> lock(mutex_);
+void BlockTable::add_locked(BlockRef block) {
   block->serial = next_serial_++;
-  *out = block->base;
   by_address_[reinterpret_cast<uintptr_t>(block->base)] = std::move(block);
+}
+
+phx_status BlockTable::alloc(const AllocatorRef &allocator, const phx_device &device, size_t size, void **out) {
+  BlockRef block;
+  PHX_TRY(make(allocator, device, size, "mem_alloc", &block));
+  *out = block->base;
+  std::lock_guard<std::mutex> lock(mutex_);
+  add_locked(std::move(block));
   return PHX_OK;
 }
 
-phx_status BlockTable::alloc_persistent(AllocatorRef allocator, const phx_device &device, size_t size,
+phx_status BlockTable::alloc_persistent(const AllocatorRef &allocator, const phx_device &device, size_t size,
                                         const std::string &scope, uint64_t alloc_id, void **out) {
   const char *operation = "mem_alloc_persistent";
   Lock lock(mutex_);
@@ -47,20 +47,18 @@ phx_status BlockTable::alloc_persistent(AllocatorRef allocator, const phx_device
   persistent_[key] = nullptr;
   lock.unlock();  // to make its pages takes long, and others look for theirs meanwhile
   BlockRef block;
-  const phx_status status = make(std::move(allocator), device, size, operation, &block);
+  const phx_status status = make(allocator, device, size, operation, &block);
   lock.lock();
   made_.notify_all();
   if (status != PHX_OK) {
     persistent_.erase(key);
     return status;
   }
-  block->serial = next_serial_++;
   block->persistent = true;
-  block->scope = scope;
   block->alloc_id = alloc_id;
   *out = block->base;
   persistent_[key] = block;
-  by_address_[reinterpret_cast<uintptr_t>(block->base)] = std::move(block);
+  add_locked(std::move(block));
   return PHX_OK;
 }
 
@@ -83,23 +81,18 @@ phx_status BlockTable::reuse(Block &block, size_t size, const char *operation, v
   return PHX_OK;
 }
 
-phx_status BlockTable::adopt(AllocatorRef allocator, const phx_device &device, void *base, uint64_t cookie,
+phx_status BlockTable::adopt(const AllocatorRef &allocator, const phx_device &device, void *base, uint64_t cookie,
                              size_t size) {
-  BlockRef block(new (std::nothrow) Block);
+  BlockRef block(new (std::nothrow) Block(allocator, device, size));
   if (!block) {
     allocator->ops().unmap(allocator->self(), base, cookie);
     return fail(PHX_ERR_NO_MEMORY, "mem_import_fabric", "out of memory");
   }
-  block->allocator = std::move(allocator);
-  block->device = device;
   block->base = base;
   block->cookie = cookie;
-  block->size = size;
   block->imported = true;
-  block->references = 1;
   std::lock_guard<std::mutex> lock(mutex_);
-  block->serial = next_serial_++;
-  by_address_[reinterpret_cast<uintptr_t>(base)] = std::move(block);
+  add_locked(std::move(block));
   return PHX_OK;
 }
 
@@ -116,22 +109,26 @@ BlockRef BlockTable::find(const void *pointer) const {
   return find_locked(pointer);
 }
 
+BlockRef BlockTable::find_live_locked(const char *operation, const void *pointer) const {
+  BlockRef block = find_locked(pointer);
+  if (block && block->live()) return block;
+  fail(PHX_ERR_NOT_FOUND, operation, "%p was not allocated by phx_mem_alloc in this world, or was already freed",
+       pointer);
+  return nullptr;
+}
+
 phx_status BlockTable::retain(const void *pointer) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const BlockRef block = find_locked(pointer);
-  if (!block || !block->live())
-    return fail(PHX_ERR_NOT_FOUND, "mem_retain",
-                "%p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
+  const BlockRef block = find_live_locked("mem_retain", pointer);
+  if (!block) return PHX_ERR_NOT_FOUND;
   ++block->references;
   return PHX_OK;
 }
 
 phx_status BlockTable::free(const void *pointer, BlockRef *gone) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const BlockRef block = find_locked(pointer);
-  if (!block || !block->live())
-    return fail(PHX_ERR_NOT_FOUND, "mem_free",
-                "%p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
+  const BlockRef block = find_live_locked("mem_free", pointer);
+  if (!block) return PHX_ERR_NOT_FOUND;
   if (--block->references > 0 || block->persistent) return PHX_OK;
   by_address_.erase(reinterpret_cast<uintptr_t>(block->base));
   *gone = block;
