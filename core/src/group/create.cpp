@@ -329,7 +329,7 @@ struct GroupMaker {
     identify();
     phx_status status = PHX_OK;
     for (int i = 0; i < group.size() && status == PHX_OK; ++i)
-      if (i != group.group_rank()) status = group.world_->begin_connecting(group.records_[i], deadline);
+      if (i != group.group_rank()) status = group.world_->begin_connecting(group.records_[i]);
     int late = -1;
     const auto text = [&] { return group.still_waiting(kGroupCreate, 0, {late}); };
     const LongWait long_wait(WaitText(text), deadline);

@@ -84,6 +84,9 @@ inline constexpr size_t ring_bytes(int group_size) {
   return bytes;
 }
 inline constexpr size_t ring_stride(int group_size) { return sizeof(RingHeader) + ring_bytes(group_size); }
+inline constexpr size_t ring_offset(int from, int group_size) {  // in a MessageArea
+  return sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(group_size);
+}
 static_assert((kMaxRingBytes & (kMaxRingBytes - 1)) == 0 && (kMinRingBytes & (kMinRingBytes - 1)) == 0);
 
 // How much a rank accepts from one peer without a matching receive. The eager part of a message may fill a ring, so

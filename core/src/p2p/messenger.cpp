@@ -14,17 +14,13 @@ constexpr int kMoves = 1000;   // the most looks that moved something before the
 
 }  // namespace
 
-size_t Messenger::area_bytes() const {
-  const int group_size = group_->size();
-  return sizeof(MessageArea) + static_cast<size_t>(group_size) * ring_stride(group_size);
-}
+size_t Messenger::area_bytes() const { return ring_offset(group_->size(), group_->size()); }
 
 void Messenger::begin_area_at(char *area, uint32_t first) {
   const int group_size = group_->size();
   reinterpret_cast<MessageArea *>(area)->doorbell.store(first, std::memory_order_relaxed);
   for (int from = 0; from < group_size; ++from) {
-    char *const ring = area + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(group_size);
-    auto *const header = reinterpret_cast<RingHeader *>(ring);
+    auto *const header = reinterpret_cast<RingHeader *>(area + ring_offset(from, group_size));
     header->taken.store(first, std::memory_order_relaxed);
     header->returned.store(first, std::memory_order_relaxed);
   }
@@ -39,16 +35,13 @@ void Messenger::open(const std::vector<char *> &areas) {
   outbound_ = std::vector<Outbound>(size_);
   inbound_ = std::vector<Inbound>(size_);
   matcher_.open(size_);
-  const auto ring = [&](int to, int from) {
-    return areas[to] + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(size_);
-  };
   remote_ = std::vector<Remote>(size_);
   for (int i = 0; i < size_; ++i) {
     areas_.push_back(reinterpret_cast<MessageArea *>(areas[i]));
     outbound_[i].next_number = inbound_[i].next_number = group_->first_count();
     if (is_remote(i)) continue;
-    outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_, group_->first_count());
-    inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_, group_->first_count());
+    outbound_[i].ring.open(areas[i] + ring_offset(self, size_), ring_bytes_, fenced_, group_->first_count());
+    inbound_[i].ring.open(areas[self] + ring_offset(i, size_), ring_bytes_, fenced_, group_->first_count());
   }
   own_.store(areas_[self], std::memory_order_release);  // pairs with on_failed, which runs on the monitor's thread
 }

@@ -260,19 +260,18 @@ RingResult Windows::serve_record(int peer, const Record &record) {
   }
 }
 
-Window *Windows::find(const Record &record) const {
-  const auto found = windows_.find(record.head.tag);
+Window *Windows::find(uint32_t number) const {
+  const auto found = windows_.find(number);
   return found == windows_.end() ? nullptr : found->second;
 }
 
 void Windows::count(int peer, uint32_t number) {
-  const auto found = windows_.find(number);
-  if (found != windows_.end()) found->second->come_[peer].fetch_add(1, std::memory_order_release);
+  if (Window *const window = find(number)) window->come_[peer].fetch_add(1, std::memory_order_release);
 }
 
 RingResult Windows::serve_put(int peer, const Record &record) {
   Remote &remote = remote_[peer];
-  const Window *const window = find(record);
+  const Window *const window = find(record.head.tag);
   const size_t bytes = record.head.count;
   if (window != nullptr ? !window->holds(record.offset, bytes) : bytes > largest_) return RingResult::kBroken;
   if (record.bytes != (is_large(bytes) ? 0 : bytes)) return RingResult::kBroken;
@@ -297,7 +296,7 @@ RingResult Windows::serve_put(int peer, const Record &record) {
 RingResult Windows::serve_get(int peer, const Record &record) {
   Remote &remote = remote_[peer];
   const size_t bytes = record.head.count;
-  const Window *const window = bytes == 0 ? nullptr : find(record);
+  const Window *const window = bytes == 0 ? nullptr : find(record.head.tag);
   if (window != nullptr && !window->holds(record.offset, bytes)) return RingResult::kBroken;
   const bool gone = bytes != 0 && window == nullptr;
   Record reply{RecordKind::kReply, {0, gone ? 1 : 0, bytes}};

@@ -110,8 +110,8 @@ class Windows final : public Attachment, public ProgressSource {
   RingResult serve_get(int peer, const Record &record);
   RingResult take_reply(int peer, const Record &record);
   void count(int peer, uint32_t number);
-  Window *find(const Record &record) const;
-  void attend(bool want);  // whether the thread of the world serves, too
+  Window *find(uint32_t number) const;  // NULL: it is gone
+  void attend(bool want);               // whether the thread of the world serves, too
   // Writes a request, if there is credit and room for it. *charged: whether it has its credit already.
   bool ask(int peer, const Record &record, bool *charged);
   bool ask(Get &get, uint32_t window, size_t offset);
