@@ -130,17 +130,15 @@ TEST(an_exception_in_the_monitor_fails_the_groups_and_not_the_process) {
   phx::Monitor &monitor = seen->ptr->monitor();
   monitor.watch(1, broken);
   monitor.watch(2, healthy);
-  phx::Dial dialed;
-  const phx::Uuid self{1, 2};
-  CHECK_OK(phx::dial(seen->ptr->record(), self, 1, phx::Deadline::after_ms(20000), &dialed));
-  phx::LinkRef link;
-  phx_status status = PHX_ERR_TIMEOUT;
-  const auto answered = [&] {
-    return (status = phx::finish_dial(seen->ptr->record(), &dialed, &link)) != PHX_ERR_TIMEOUT;
-  };
+  phx::PeerRecord self = seen->ptr->record();
+  self.uuid = {1, 2};
+  phx::Dial dial(self, seen->ptr->record(), false);
+  CHECK(dial.begin() == phx::Dial::Step::kWaits);
+  const auto answered = [&] { return dial.advance() == phx::Dial::Step::kDone; };
   CHECK(phx::Backoff(50, 1000).until(phx::Deadline::after_ms(20000), answered));
-  CHECK_OK(status);
-  CHECK(monitor.await_link(self, phx::Deadline::after_ms(20000)) != nullptr);
+  const phx::LinkRef link = dial.make_link();
+  phx::LinkRef other;
+  CHECK_OK(monitor.await_link(self.uuid, phx::Deadline::after_ms(20000), &other));
   link->close();  // which the monitor is to tell the groups
   for (const Listener *listener : {broken.get(), healthy.get()}) {
     const phx::ErrorInfo cause = listener->told();

@@ -16,7 +16,7 @@
 #include "memory_use.h"
 #include "ranks.h"
 #include "world/identity.h"
-#include "world/recent_ids.h"
+#include "world/monitor.h"
 
 namespace {
 

@@ -67,7 +67,7 @@ class Rank {
   }
   phx_status connect(const PeerRecord &peer, int64_t timeout_ms, LinkRef *out) const {
     const Deadline deadline = Deadline::after_ms(timeout_ms);
-    const phx_status status = world().begin_connecting(peer, deadline);
+    const phx_status status = world().begin_connecting(peer);
     return status != PHX_OK ? status : world().connect(peer, deadline, nothing, out);
   }
   void finalize() const { world().finalize(); }
@@ -83,8 +83,8 @@ struct Pair {
   LinkRef to_b, to_a;
   Pair() {
     const Deadline deadline = Deadline::after_ms(kLongMs);
-    CHECK_OK(a.world().begin_connecting(b.record(), deadline));
-    CHECK_OK(b.world().begin_connecting(a.record(), deadline));
+    CHECK_OK(a.world().begin_connecting(b.record()));
+    CHECK_OK(b.world().begin_connecting(a.record()));
     CHECK_OK(a.world().connect(b.record(), deadline, nothing, &to_b));
     CHECK_OK(b.world().connect(a.record(), deadline, nothing, &to_a));
   }
@@ -455,8 +455,8 @@ TEST(strangers_hold_up_nobody) {
     record.address = other.address();
     LinkRef to_other, to_a;
     const Deadline deadline = Deadline::after_ms(kLongMs);
-    CHECK_OK(a.world().begin_connecting(record, deadline));
-    CHECK_OK(other.begin_connecting(a.record(), deadline));
+    CHECK_OK(a.world().begin_connecting(record));
+    CHECK_OK(other.begin_connecting(a.record()));
     CHECK_OK(a.world().connect(record, deadline, nothing, &to_other));
     CHECK_OK(other.connect(a.record(), deadline, nothing, &to_a));
     CHECK(to_other->remote == !near && to_a->remote == !near);

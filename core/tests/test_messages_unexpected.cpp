@@ -23,7 +23,7 @@ using messages::wait;
 using messages::within;
 
 constexpr size_t kMiB = size_t{1} << 20;
-const size_t kEager = phx::eager_bytes(2);
+const size_t kEager = phx::ring_bytes(2);
 
 long private_kib() {
   const long kib = memory_use::kib("/proc/self/status", "RssAnon:");

@@ -116,7 +116,7 @@ phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, con
     void *base = nullptr;
     uint64_t cookie = 0;
     phx::cuda::hand_over(std::move(memory), &base, &cookie);
-    status = w.blocks().adopt(std::move(allocator), *device, base, cookie, ticket.size);
+    status = w.blocks().adopt(allocator, *device, base, cookie, ticket.size);
     if (status == PHX_OK) *out = base;
     return status;
   });

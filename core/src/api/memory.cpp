@@ -22,8 +22,8 @@ phx_status alloc(const char *operation, phx_world *world, const phx_device *devi
   return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     const phx_device where = device != nullptr ? *device : kCpu;
-    phx::AllocatorRef allocator = w.allocators().get(where.type, operation);
-    return allocator ? take(w.blocks(), std::move(allocator), where) : PHX_ERR_UNSUPPORTED;
+    const phx::AllocatorRef allocator = w.allocators().get(where.type, operation);
+    return allocator ? take(w.blocks(), allocator, where) : PHX_ERR_UNSUPPORTED;
   });
 }
 
@@ -58,17 +58,16 @@ phx_status phx_allocator_unregister(phx_world *world, int32_t device_type) {
 
 phx_status phx_mem_alloc(phx_world *world, const phx_device *device, size_t size, void **out) {
   return alloc("mem_alloc", world, device, out,
-               [&](phx::BlockTable &blocks, phx::AllocatorRef allocator, const phx_device &where) {
-                 return blocks.alloc(std::move(allocator), where, size, out);
+               [&](phx::BlockTable &blocks, const phx::AllocatorRef &allocator, const phx_device &where) {
+                 return blocks.alloc(allocator, where, size, out);
                });
 }
 
 phx_status phx_mem_alloc_persistent(phx_world *world, const phx_device *device, size_t size, const char *scope,
                                     uint64_t alloc_id, void **out) {
   return alloc("mem_alloc_persistent", world, device, out,
-               [&](phx::BlockTable &blocks, phx::AllocatorRef allocator, const phx_device &where) {
-                 return blocks.alloc_persistent(std::move(allocator), where, size, scope != nullptr ? scope : "",
-                                                alloc_id, out);
+               [&](phx::BlockTable &blocks, const phx::AllocatorRef &allocator, const phx_device &where) {
+                 return blocks.alloc_persistent(allocator, where, size, scope != nullptr ? scope : "", alloc_id, out);
                });
 }
 

@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <limits>
 #include <vector>
 
@@ -92,16 +91,12 @@ phx_status put(const char *name, phx::Group &group, const std::vector<const phx:
                                         options.gpu.stream);
 }
 
-phx_status start(phx::Group &group, const std::shared_ptr<phx::MessageWork> &started) {
-  started->transfer().work = started;
-  return phx::messenger_of(group).start(started->transfer());
-}
-
 phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t peer,
                  uint32_t tag, const phx_options *options, phx_work **work) {
   const char *name = sends ? "send" : "recv";
   return phx::with_handle(name, group, [&](phx::Group &g) -> phx_status {
     Options read;
+    phx::Messenger &messenger = phx::messenger_of(g);
     const auto fill = [&](phx::Transfer &transfer) {
       transfer.sends = sends;
       transfer.in = static_cast<const char *>(in);
@@ -113,15 +108,14 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
       return status;
     };
     if (work == nullptr) {
-      phx::Transfer transfer;
+      phx::Transfer transfer(messenger);
       PHX_TRY(fill(transfer));
-      return read.on_gpu() ? put(name, g, {&transfer}, read) : phx::messenger_of(g).run(transfer, read.timeout_ms);
+      return read.on_gpu() ? put(name, g, {&transfer}, read) : messenger.run(transfer, read.timeout_ms);
     }
-    const auto started = std::make_shared<phx::MessageWork>(&phx::messenger_of(g));
-    phx_status status = fill(started->transfer());
-    if (status != PHX_OK) return status;
+    const auto started = std::make_shared<phx::Transfer>(messenger);
+    PHX_TRY(fill(*started));
     phx_work *handle = new phx_work{{1}, group->ptr, started};
-    status = start(g, started);
+    const phx_status status = messenger.start(started);
     if (status == PHX_OK)
       *work = handle;
     else
@@ -147,10 +141,10 @@ phx_status read_message(const phx::Group &group, const phx_message &message, siz
 }
 
 // Checks that the kernel of one launch can transfer them all.
-phx_status check_number(const std::deque<phx::Transfer> &transfers) {
+phx_status check_number(const std::vector<const phx::Transfer *> &transfers) {
   std::vector<std::pair<bool, int>> rings;
-  for (const phx::Transfer &transfer : transfers) {
-    const std::pair<bool, int> ring(transfer.sends, transfer.peer);
+  for (const phx::Transfer *const transfer : transfers) {
+    const std::pair<bool, int> ring(transfer->sends, transfer->peer);
     if (std::find(rings.begin(), rings.end(), ring) == rings.end()) rings.push_back(ring);
   }
   if (transfers.size() <= phx::cuda::kMostMessages && rings.size() <= phx::cuda::kMostRings) return PHX_OK;
@@ -161,12 +155,13 @@ phx_status check_number(const std::deque<phx::Transfer> &transfers) {
 }
 
 // Waits for all messages that have started, even after an error: the buffers are the caller's again when this returns.
-phx_status run_all(phx::Group &group, const std::vector<std::shared_ptr<phx::MessageWork>> &works, int64_t timeout_ms) {
+phx_status run_all(phx::Messenger &messenger, const std::vector<std::shared_ptr<phx::Transfer>> &works,
+                   int64_t timeout_ms) {
   const phx::Deadline deadline = phx::Deadline::after_ms(timeout_ms);
   phx_status status = PHX_OK;
   size_t started = 0;
   while (started < works.size() && status == PHX_OK) {
-    status = start(group, works[started]);
+    status = messenger.start(works[started]);
     if (status == PHX_OK) ++started;
   }
   phx::ErrorInfo first = status == PHX_OK ? phx::make_error_info() : phx::last_error();
@@ -200,8 +195,8 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
                   kMostOnHost);
     Options read;
     phx_status status = check_options(kBatch, g, options, &read);
-    std::deque<phx::Transfer> transfers;                   // on a GPU
-    std::vector<std::shared_ptr<phx::MessageWork>> works;  // on the host
+    phx::Messenger &messenger = phx::messenger_of(g);
+    std::vector<std::shared_ptr<phx::Transfer>> works;
     const char *at = reinterpret_cast<const char *>(messages);
     uint32_t stride = 0;
     if (count != 0) std::memcpy(&stride, at, sizeof stride);
@@ -214,17 +209,14 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
                       "PHX_MESSAGE_INIT",
                       i);
       if (status != PHX_OK) break;
-      if (read.on_gpu())
-        transfers.emplace_back();
-      else
-        works.push_back(std::make_shared<phx::MessageWork>(&phx::messenger_of(g)));
-      status = read_message(g, message, i, read.on_gpu() ? &transfers.back() : &works.back()->transfer());
+      works.push_back(std::make_shared<phx::Transfer>(messenger));
+      status = read_message(g, message, i, works.back().get());
     }
-    if (status == PHX_OK && read.on_gpu()) status = check_number(transfers);
     if (status != PHX_OK) return status;
-    if (!read.on_gpu()) return run_all(g, works, read.timeout_ms);
+    if (!read.on_gpu()) return run_all(messenger, works, read.timeout_ms);
     std::vector<const phx::Transfer *> checked;
-    for (const phx::Transfer &transfer : transfers) checked.push_back(&transfer);
+    for (const auto &work : works) checked.push_back(work.get());
+    PHX_TRY(check_number(checked));
     return put(kBatch, g, checked, read);
   });
 }

@@ -40,7 +40,6 @@ phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, si
                              phx_window **out) {
   const char *operation = "window_create";
   return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
-    phx::Windows &windows = phx::windows_of(g);
     phx::BlockRef block;
     size_t offset = 0;
     int64_t timeout = 0;
@@ -50,11 +49,11 @@ phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, si
     if (status == PHX_OK)
       status = check_memory(operation, memory != nullptr ? *memory->ptr : g.world(), base, bytes, &block, &offset);
     if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
-    if (status != PHX_OK) return windows.refuse();
+    if (status != PHX_OK) return g.refuse_exchange();
     if (g.failed()) return g.raise_revoked(operation);
     auto made = std::make_unique<phx_window>();
     made->group = group->ptr;
-    status = windows.create(block, offset, bytes, timeout, &made->window);
+    status = phx::windows_of(g).create(block, offset, bytes, timeout, &made->window);
     if (status == PHX_OK) *out = made.release();
     return status;
   });

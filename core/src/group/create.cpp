@@ -324,7 +324,7 @@ struct GroupMaker {
   phx_status connect() {
     identify();
     for (int i = 0; i < group.size(); ++i)
-      if (i != group.group_rank()) PHX_TRY(group.world_->begin_connecting(group.records_[i], deadline));
+      if (i != group.group_rank()) PHX_TRY(group.world_->begin_connecting(group.records_[i]));
     int late = -1;
     const auto text = [&] { return group.still_waiting(kGroupCreate, 0, {late}); };
     const LongWait long_wait(WaitText(text), deadline);

@@ -19,25 +19,25 @@ class Work {
 
   phx_status state() const { return state_.load(std::memory_order_acquire); }
   bool complete() const { return state() != PHX_IN_PROGRESS; }
-  const ErrorInfo &error() const { return error_; }  // valid when the state is negative
-  int32_t source() const { return source_; }         // valid when the state is PHX_OK; -1: not a receive
+  const ErrorInfo &error() const { return *error_; }  // valid when the state is negative
+  int32_t source() const { return source_; }          // valid when the state is PHX_OK; -1: not a receive
 
   // Returns the state, and makes an error this thread's last error.
   phx_status report() const {
     const phx_status status = state();
-    return status < 0 ? set_last_error(error_) : status;
+    return status < 0 ? set_last_error(*error_) : status;
   }
 
   // Called by its creator, once. A negative status stores this thread's last error.
   void settle(phx_status status, int32_t source = -1) {
-    if (status < 0) error_ = last_error();
+    if (status < 0) error_ = std::make_unique<ErrorInfo>(last_error());
     source_ = source;
     state_.store(status, std::memory_order_release);
   }
 
  private:
   std::atomic<int32_t> state_{PHX_IN_PROGRESS};
-  ErrorInfo error_ = make_error_info();
+  std::unique_ptr<ErrorInfo> error_;
   int32_t source_ = -1;
 };
 using WorkRef = std::shared_ptr<Work>;

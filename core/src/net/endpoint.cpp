@@ -18,15 +18,17 @@ constexpr int64_t kUnarmedNs = 200 * 1000;  // a sleep without a descriptor to w
 }  // namespace
 
 phx_status Endpoint::of(World &world, std::shared_ptr<Endpoint> *out) {
-  return world.carrier().endpoint(
-      [&](const CarrierRef &carrier, std::shared_ptr<ProgressSource> *made) -> phx_status {
-        std::shared_ptr<Endpoint> endpoint(new Endpoint(world, carrier->ops(), carrier));
-        PHX_TRY(endpoint->open(carrier->self()));
-        world.progress().add(endpoint);
-        *made = std::move(endpoint);
-        return PHX_OK;
-      },
-      [&](const std::shared_ptr<ProgressSource> &source) { *out = std::static_pointer_cast<Endpoint>(source); });
+  std::shared_ptr<ProgressSource> source;
+  const auto open = [&](const CarrierRef &carrier, std::shared_ptr<ProgressSource> *made) -> phx_status {
+    std::shared_ptr<Endpoint> endpoint(new Endpoint(world, carrier->ops(), carrier));
+    PHX_TRY(endpoint->open(carrier->self()));
+    world.progress().add(endpoint);
+    *made = std::move(endpoint);
+    return PHX_OK;
+  };
+  PHX_TRY(world.carrier().endpoint(open, &source));
+  *out = std::static_pointer_cast<Endpoint>(source);
+  return PHX_OK;
 }
 
 phx_status Endpoint::open(void *self) {

@@ -3,7 +3,6 @@
 #include <cstdio>
 #include <utility>
 
-#include "group/group.h"
 #include "p2p/messenger.h"
 
 namespace phx {
@@ -20,18 +19,14 @@ std::string describe(const MessageHead &head) {
 
 void Messenger::finish(Transfer &transfer, phx_status status) {
   completed_ = true;
-  const WorkRef work = std::move(transfer.work);  // keeps the transfer alive until the end of this function
-  if (work) {
-    work->settle(status, transfer.sends ? -1 : transfer.source);
-    group_->world().progress().ended(*this);
-  }
-  transfer.state.store(status, std::memory_order_release);  // pairs with Transfer::complete
+  const std::shared_ptr<Transfer> started = std::move(transfer.self);  // alive until the end of this function
+  if (started) group_->world().progress().ended(*this);
+  transfer.settle(status, transfer.sends ? -1 : transfer.from);  // after that no other thread touches the transfer
 }
 
 void Messenger::finish_with(Transfer &transfer, const ErrorInfo &error) {
   const KeptError kept;  // of this thread: the transfer may be another thread's
   set_last_error(error);
-  if (!transfer.work) transfer.error = std::make_unique<ErrorInfo>(error);
   finish(transfer, error.status);
 }
 
@@ -59,7 +54,7 @@ bool Messenger::has_left(int peer) const { return group_->interruption(peer).loa
 
 bool Messenger::interrupted(const Transfer &transfer) const {
   if (closed_ || group_failed()) return true;
-  const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
+  const int peer = transfer.from != PHX_ANY_RANK ? transfer.from : transfer.peer;
   if (peer != PHX_ANY_RANK) return is_cut_off(peer);
   for (int i = 0; i < size_; ++i)
     if (i != self_ && !is_cut_off(i)) return false;
@@ -123,9 +118,9 @@ Messenger::~Messenger() {
   mind_leaving();
   const auto drop = [&](Transfer *transfer) {
     withdraw(*transfer);
-    if (!transfer->work) return;
+    if (!transfer->self) return;
     group_->world().progress().ended(*this);
-    const WorkRef last = std::move(transfer->work);
+    const std::shared_ptr<Transfer> last = std::move(transfer->self);
   };
   for (int i = 0; i < size_; ++i)
     while (Transfer *transfer = any_with(i)) drop(transfer);
@@ -135,15 +130,9 @@ Messenger::~Messenger() {
 // ---- texts
 
 ErrorInfo Messenger::error_of(const char *operation, phx_status status, int peer, const std::string &text) const {
-  ErrorInfo info = make_error_info();
-  info.status = status;
-  info.rank = group_->self_rank();
-  if (peer != PHX_ANY_RANK) info.peer = group_->rank_of(peer);
-  copy_text(info.operation, sizeof info.operation, operation);
-  copy_text(info.group, sizeof info.group, group_->name().c_str());
-  copy_text(info.text, sizeof info.text,
-            (std::string(operation) + " on group '" + group_->name() + "': " + text).c_str());
-  return info;
+  const KeptError kept;
+  group_->raise(status, operation, "%s", text.c_str()).peer(peer == PHX_ANY_RANK ? -1 : group_->rank_of(peer));
+  return last_error();
 }
 
 // Why a transfer with `peer` cannot go on: the group failed or, if it did not, that rank has left.
@@ -165,7 +154,7 @@ ErrorInfo Messenger::mismatch(const Transfer &receive, int source, const Message
 }
 
 ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const {
-  const int peer = transfer.source != PHX_ANY_RANK ? transfer.source : transfer.peer;
+  const int peer = transfer.from != PHX_ANY_RANK ? transfer.from : transfer.peer;
   const std::string who = peer == PHX_ANY_RANK ? "any rank" : group_->describe(peer);
   const auto of = [](size_t part, size_t whole) { return std::to_string(part) + " of " + std::to_string(whole); };
   std::string text = group_->timed_out(timeout_ms) + ": rank " + std::to_string(group_->self_rank()) +
@@ -177,7 +166,7 @@ ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const
       text += " A message of this size, or beyond what the receiver keeps, waits for its receive.";
   } else {
     text += "answer its recv(" + phx::describe(transfer.head) + ")";
-    if (transfer.source != PHX_ANY_RANK) text += ", of which " + of(transfer.moved, transfer.bytes) + " bytes came";
+    if (transfer.from != PHX_ANY_RANK) text += ", of which " + of(transfer.moved, transfer.bytes) + " bytes came";
     text += ".";
     if (const Arrival *other = matcher_.oldest(peer))
       text += " No receive has matched send(" + phx::describe(other->head) + ") from rank " +
@@ -186,6 +175,11 @@ ErrorInfo Messenger::timeout(const Transfer &transfer, int64_t timeout_ms) const
   return error_of(
       transfer.operation(), PHX_ERR_TIMEOUT, peer,
       text + " " + (peer == PHX_ANY_RANK ? "Find out why no rank sends, or raise timeout_ms." : group_->advice(peer)));
+}
+
+bool Messenger::fail_broken(int peer, const char *problem) {
+  fail(nullptr, broken(peer, problem));
+  return false;
 }
 
 ErrorInfo Messenger::broken(int peer, const char *problem) const {

@@ -84,12 +84,14 @@ inline constexpr size_t ring_bytes(int group_size) {
   return bytes;
 }
 inline constexpr size_t ring_stride(int group_size) { return sizeof(RingHeader) + ring_bytes(group_size); }
+inline constexpr size_t ring_offset(int from, int group_size) {  // in a MessageArea
+  return sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(group_size);
+}
 static_assert((kMaxRingBytes & (kMaxRingBytes - 1)) == 0 && (kMinRingBytes & (kMinRingBytes - 1)) == 0);
 
 // How much a rank accepts from one peer without a matching receive. The eager part of a message may fill a ring, so
 // that a message whose receive waits already streams until its CTS arrives. The credit is twice a ring, because all
 // data in the ring counts against it: a slow receiver alone must not turn small messages into RTS.
-inline constexpr size_t eager_bytes(int group_size) { return ring_bytes(group_size); }
 inline constexpr size_t credit_bytes(int group_size) { return 2 * ring_bytes(group_size); }
 inline constexpr uint32_t eager_cost(size_t bytes) { return static_cast<uint32_t>(bytes + kLine); }  // with its header
 inline constexpr uint32_t kMaxAnnounced = 1u << 16;  // messages from one rank to another with an RTS and no CTS yet

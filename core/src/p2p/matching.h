@@ -1,8 +1,5 @@
 // Matches messages with receives: holds the posted receives and the unexpected messages, which no receive matches yet.
 // Also finds the transfers that wait for a record with their number.
-//
-// All of them are in a fixed number of lists, by tag or by number. So a search passes few entries even with thousands
-// in flight, and a transfer needs no allocation.
 #pragma once
 
 #include <array>
@@ -26,6 +23,32 @@ struct Arrival {
   Arrival *next = nullptr, *previous = nullptr;
 };
 
+// Lists by a key, a tag or a number. Their count is fixed, so that a search passes few entries even with thousands in
+// flight, and a transfer needs no allocation.
+template <class T>
+class Buckets {
+ public:
+  LinkedList<T> &of(uint32_t key) { return lists_[bucket(key)]; }
+  // The first for which `is` is true, of those with that key or of all; NULL if there is none.
+  template <class Is>
+  T *find(uint32_t key, Is is) const {
+    return lists_[bucket(key)].find(is);
+  }
+  template <class Is>
+  T *find_any(Is is) const {
+    for (const auto &list : lists_)
+      if (T *const found = list.find(is)) return found;
+    return nullptr;
+  }
+
+ private:
+  static constexpr size_t kCount = 128;
+  static size_t bucket(uint32_t key) { return (key * 2654435761u) >> 25; }  // Fibonacci hashing
+  static_assert(kCount == size_t{1} << (32 - 25));
+
+  std::array<LinkedList<T>, kCount> lists_;
+};
+
 class Matcher {
  public:
   ~Matcher();
@@ -47,15 +70,11 @@ class Matcher {
   // The arrival that stands for a send of this rank to itself; NULL if there is none.
   Arrival *find_own(const Transfer &send) const;
   // The oldest arrival of a rank (PHX_ANY_RANK: of all); for error texts.
-  const Arrival *oldest(int source) const;
+  Arrival *oldest(int source) const;
 
  private:
-  static constexpr size_t kBuckets = 128;
-  static size_t bucket(uint32_t tag) { return (tag * 2654435761u) >> 25; }  // Fibonacci hashing
-  static_assert(kBuckets == size_t{1} << (32 - 25));
-
-  std::array<LinkedList<Transfer>, kBuckets> posted_;   // each in the order of the calls
-  std::array<LinkedList<Arrival>, kBuckets> arrivals_;  // each in the order of arrival
+  Buckets<Transfer> posted_;   // by tag, each list in the order of the calls
+  Buckets<Arrival> arrivals_;  // by tag, each list in the order of arrival
   std::vector<int> posted_from_;
   int posted_from_any_ = 0;
 };
@@ -63,16 +82,17 @@ class Matcher {
 // Transfers by their peer and number.
 class NumberedTransfers {
  public:
-  void add(Transfer *transfer) { list(transfer->number).push_back(transfer); }
-  void remove(Transfer *transfer) { list(transfer->number).remove(transfer); }
-  Transfer *find(int other, uint32_t number) const;  // NULL if there is none
-  Transfer *any(int other) const;                    // NULL if there is none
+  void add(Transfer *transfer) { by_number_.of(transfer->number).push_back(transfer); }
+  void remove(Transfer *transfer) { by_number_.of(transfer->number).remove(transfer); }
+  Transfer *find(int other, uint32_t number) const {  // NULL if there is none
+    return by_number_.find(number, [&](const Transfer &t) { return t.number == number && t.other() == other; });
+  }
+  Transfer *any(int other) const {  // NULL if there is none
+    return by_number_.find_any([&](const Transfer &transfer) { return transfer.other() == other; });
+  }
 
  private:
-  static constexpr size_t kBuckets = 128;
-  LinkedList<Transfer> &list(uint32_t number) { return lists_[number % kBuckets]; }
-
-  std::array<LinkedList<Transfer>, kBuckets> lists_;
+  Buckets<Transfer> by_number_;
 };
 
 }  // namespace phx

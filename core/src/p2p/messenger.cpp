@@ -1,9 +1,9 @@
 #include "p2p/messenger.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/failpoint.h"
-#include "group/group.h"
 
 namespace phx {
 namespace {
@@ -14,17 +14,13 @@ constexpr int kMoves = 1000;   // the most looks that moved something before the
 
 }  // namespace
 
-size_t Messenger::area_bytes() const {
-  const int group_size = group_->size();
-  return sizeof(MessageArea) + static_cast<size_t>(group_size) * ring_stride(group_size);
-}
+size_t Messenger::area_bytes() const { return ring_offset(group_->size(), group_->size()); }
 
 void Messenger::begin_area_at(char *area, uint32_t first) {
   const int group_size = group_->size();
   reinterpret_cast<MessageArea *>(area)->doorbell.store(first, std::memory_order_relaxed);
   for (int from = 0; from < group_size; ++from) {
-    char *const ring = area + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(group_size);
-    auto *const header = reinterpret_cast<RingHeader *>(ring);
+    auto *const header = reinterpret_cast<RingHeader *>(area + ring_offset(from, group_size));
     header->taken.store(first, std::memory_order_relaxed);
     header->returned.store(first, std::memory_order_relaxed);
   }
@@ -34,23 +30,18 @@ void Messenger::open(const std::vector<char *> &areas) {
   const int self = self_ = group_->group_rank();
   size_ = static_cast<int>(areas.size());
   ring_bytes_ = ring_bytes(size_);
-  eager_bytes_ = eager_bytes(size_);
   credit_bytes_ = credit_bytes(size_);
   fenced_ = group_->fenced_by_sleepers();
   outbound_ = std::vector<Outbound>(size_);
   inbound_ = std::vector<Inbound>(size_);
   matcher_.open(size_);
-  const auto ring = [&](int to, int from) {
-    return areas[to] + sizeof(MessageArea) + static_cast<size_t>(from) * ring_stride(size_);
-  };
   remote_ = std::vector<Remote>(size_);
   for (int i = 0; i < size_; ++i) {
     areas_.push_back(reinterpret_cast<MessageArea *>(areas[i]));
     outbound_[i].next_number = inbound_[i].next_number = group_->first_count();
-    remote_[i].is_elsewhere = areas[i] == nullptr;
     if (is_remote(i)) continue;
-    outbound_[i].ring.open(ring(i, self), ring_bytes_, fenced_, group_->first_count());
-    inbound_[i].ring.open(ring(self, i), ring_bytes_, fenced_, group_->first_count());
+    outbound_[i].ring.open(areas[i] + ring_offset(self, size_), ring_bytes_, fenced_, group_->first_count());
+    inbound_[i].ring.open(areas[self] + ring_offset(i, size_), ring_bytes_, fenced_, group_->first_count());
   }
   own_.store(areas_[self], std::memory_order_release);  // pairs with on_failed, which runs on the monitor's thread
 }
@@ -119,14 +110,16 @@ phx_status Messenger::run(Transfer &transfer, int64_t timeout_ms) {
   return wait(transfer, timeout_ms);
 }
 
-phx_status Messenger::start(Transfer &transfer) {
+phx_status Messenger::start(const std::shared_ptr<Transfer> &started) {
+  Transfer &transfer = *started;
+  transfer.self = started;
   Progress &progress = group_->world().progress();
   progress.began(*this);
   Lock lock(mutex_);
   const phx_status status = begin(transfer);
   if (status != PHX_OK) {
     progress.ended(*this);
-    transfer.work.reset();
+    transfer.self.reset();
     return status;
   }
   leave(lock);
@@ -139,8 +132,7 @@ phx_status Messenger::wait(Transfer &transfer, int64_t timeout_ms) {
     await(transfer, deadline);
   }
   PHX_FAILPOINT(transfer.operation(), 3);
-  const phx_status status = transfer.state.load(std::memory_order_acquire);
-  return status < 0 && transfer.error ? set_last_error(*transfer.error) : status;
+  return transfer.report();
 }
 
 // Spins, yields and sleeps as wait_reached does, and advances all transfers of this rank in between.
@@ -205,7 +197,7 @@ void Messenger::give_up(Transfer &transfer, bool timed_out, int64_t timeout_ms) 
     else if (timed_out)
       fail(&transfer, timeout(transfer, timeout_ms));
     else if (transfer.peer == PHX_ANY_RANK)
-      abort(transfer, transfer.source);
+      abort(transfer, transfer.from);
     else
       abort_peer(transfer.peer);
   }
@@ -221,14 +213,124 @@ void Messenger::test(Transfer &transfer) {
   if (cut && !transfer.complete()) give_up(transfer, false, 0);
 }
 
-phx_status MessageWork::wait(int64_t timeout_ms) {
-  if (!complete()) messenger_->wait(transfer_, timeout_ms);
+phx_status Transfer::wait(int64_t timeout_ms) { return messenger.wait(*this, timeout_ms); }
+
+phx_status Transfer::test() {
+  if (!complete()) messenger.test(*this);
   return report();
 }
 
-phx_status MessageWork::test() {
-  if (!complete()) messenger_->test(transfer_);
-  return report();
+// ---- peers on other hosts
+
+bool Messenger::is_cut_off(int peer) const {
+  return has_left(peer) && (!is_remote(peer) || remote_[peer].parting.is_over());
+}
+
+void Messenger::begin_with(int peer) {
+  for (int i = 0; i < size_; ++i)
+    if (is_remote(i) && !remote_[i].ring && (peer == i || peer == PHX_ANY_RANK))
+      remote_[i].ring = std::make_unique<RemoteRing>(net_of(*group_), i, MessageName::kMessages, group_->first_count(),
+                                                     credit_bytes_);
+}
+
+// A send is complete once its message is in the ring. The rank may then wait for something else.
+void Messenger::mind_leaving() {
+  if (!group_->spans_hosts()) return;
+  const auto sends = [](const Remote &remote) { return remote.ring && remote.ring->sends(); };
+  const bool minds = !closed_ && std::any_of(remote_.begin(), remote_.end(), sends);
+  if (minds == minds_leaving_) return;
+  minds_leaving_ = minds;
+  Progress &progress = group_->world().progress();
+  minds ? progress.insist(*this) : progress.relent(*this);
+}
+
+void Messenger::flush() {
+  const Lock lock(mutex_);
+  const Deadline deadline = Deadline::after_ms(kPartingMs);
+  for (Remote &remote : remote_)
+    if (remote.ring) remote.ring->flush(deadline);
+}
+
+void Messenger::close() {
+  if (group_->ends_well()) flush();
+  const Lock lock(mutex_);
+  for (Remote &remote : remote_) remote.ring.reset();
+  mind_leaving();
+}
+
+RingResult Messenger::put(int peer, const Record &record, size_t *taken) {
+  return is_remote(peer) ? remote_[peer].ring->put(record, taken) : outbound_[peer].ring.put(record, taken);
+}
+RingResult Messenger::charge(int peer, uint32_t cost) {
+  return is_remote(peer) ? remote_[peer].ring->charge(cost) : outbound_[peer].ring.charge(cost, credit_bytes_);
+}
+RingResult Messenger::peek(int peer, Record *out) {
+  if (!is_remote(peer)) return inbound_[peer].ring.peek(out);
+  return remote_[peer].ring ? remote_[peer].ring->peek(out) : RingResult::kNothing;
+}
+void Messenger::release(int peer, const Record &record) {
+  is_remote(peer) ? remote_[peer].ring->release() : inbound_[peer].ring.release(record);
+}
+bool Messenger::charge_peer(int peer, uint32_t cost) {
+  return is_remote(peer) ? remote_[peer].ring->charge_peer(cost) : inbound_[peer].ring.charge(cost, credit_bytes_);
+}
+void Messenger::give_back(int peer, uint32_t cost) {
+  is_remote(peer) ? remote_[peer].ring->give_back(cost) : inbound_[peer].ring.give_back(cost);
+}
+
+void Messenger::sleep_between_hosts(const Transfer &transfer, const SharedWord &doorbell, uint32_t rings,
+                                    const LazyDeadline &deadline) {
+  constexpr int64_t kSliceNs = 1000 * 1000, kBothNs = 100 * 1000;
+  deadline.poll();
+  const int peer = transfer.from != PHX_ANY_RANK ? transfer.from : transfer.peer;
+  if (peer != PHX_ANY_RANK && is_remote(peer))
+    net_of(*group_).sleep(kSliceNs);
+  else
+    sleep_while(doorbell, rings, kBothNs);
+}
+
+// The carrier takes what is left of a message that has its CTS.
+void Messenger::carry(Transfer &transfer) {
+  const int peer = transfer.other();
+  transfer.carried = std::make_unique<Transfers>(net_of(*group_));
+  transfer.stage = Transfer::Stage::kCarried;
+  outbound_[peer].carried.push_back(&transfer);
+  const size_t rest = transfer.bytes - transfer.moved;
+  if (transfer.sends)
+    remote_[peer].ring->send_rest(*transfer.carried, transfer.number, transfer.in + transfer.moved, rest);
+  else
+    remote_[peer].ring->receive_rest(*transfer.carried, transfer.number, transfer.out + transfer.moved, rest);
+}
+
+// Takes in records, and completes what the carrier has moved. Returns whether anything has come.
+bool Messenger::advance_remote(int peer) {
+  Remote &remote = remote_[peer];
+  bool moved = false;
+  phx_status status = remote.ring->advance(&moved);
+  for (Transfer *transfer = outbound_[peer].carried.front(); transfer != nullptr;) {
+    Transfer &carried = *std::exchange(transfer, transfer->next);
+    const phx_status ended = carried.carried->poll();
+    if (ended == PHX_IN_PROGRESS) continue;
+    if (ended != PHX_OK) {
+      status = ended;
+      continue;
+    }
+    outbound_[peer].carried.remove(&carried);
+    carried.carried.reset();
+    carried.stage = Transfer::Stage::kNone;
+    carried.moved = carried.bytes;
+    if (!carried.sends) --inbound_[peer].awaited;
+    finish(carried, PHX_OK);
+    moved = true;
+  }
+  if (status == PHX_OK || has_left(peer)) return moved;
+  // The monitor knows more about the end of a process than the carrier about that of its connection.
+  if (remote.lost_ns == 0) remote.lost_ns = now_ns();
+  if (now_ns() - remote.lost_ns < kVerdictMs * 1000 * 1000) return moved;
+  const KeptError kept;
+  fail(nullptr, error_of("messages", kept.info().status, peer,
+                         "the connection to " + group_->describe(peer) + " was lost: " + kept.info().text));
+  return true;
 }
 
 }  // namespace phx

@@ -38,8 +38,8 @@ class Messenger final : public Attachment, public ProgressSource {
 
   // Blocks until the transfer is complete. The caller owns it.
   phx_status run(Transfer &transfer, int64_t timeout_ms);
-  // Never waits. transfer.work owns the transfer, and keeps it alive until it is complete.
-  phx_status start(Transfer &transfer);
+  // Never waits.
+  phx_status start(const std::shared_ptr<Transfer> &started);
   phx_status wait(Transfer &transfer, int64_t timeout_ms);
   void test(Transfer &transfer);
 
@@ -78,8 +78,8 @@ class Messenger final : public Attachment, public ProgressSource {
   void leave(Lock &lock);
   void wake(int group_rank);  // does nothing unless that rank sleeps
 
-  // ---- between_hosts.cpp: peers on other hosts, all under the lock
-  bool is_remote(int peer) const { return remote_[peer].is_elsewhere; }
+  // Peers on other hosts, all under the lock.
+  bool is_remote(int peer) const { return areas_[peer] == nullptr; }
   void begin_with(int peer);  // PHX_ANY_RANK: with all
   bool advance_remote(int peer);
   void mind_leaving();  // lets the thread of the world see to what is on its way out
@@ -93,7 +93,7 @@ class Messenger final : public Attachment, public ProgressSource {
   void release(int peer, const Record &record);
   bool charge_peer(int peer, uint32_t cost);
   void give_back(int peer, uint32_t cost);
-  size_t eager_limit(int peer) const { return is_remote(peer) ? RemoteRing::kEagerBytes : eager_bytes_; }
+  size_t eager_limit(int peer) const { return is_remote(peer) ? RemoteRing::kEagerBytes : ring_bytes_; }
 
   // ---- traffic.cpp: moves records and data, all under the lock
   bool advance(Take take);  // true when anything moved
@@ -140,20 +140,20 @@ class Messenger final : public Attachment, public ProgressSource {
   ErrorInfo mismatch(const Transfer &receive, int source, const MessageHead &sent) const;
   ErrorInfo timeout(const Transfer &transfer, int64_t timeout_ms) const;
   ErrorInfo broken(int peer, const char *problem) const;
+  // Fails the group, because what that peer wrote or sent is impossible. Returns false.
+  bool fail_broken(int peer, const char *problem);
 
   Group *const group_;
   int self_ = 0;
   int size_ = 0;
   size_t ring_bytes_ = 0;
-  size_t eager_bytes_ = 0;
   size_t credit_bytes_ = 0;
-  bool fenced_ = false;  // see store_and_wake
-  std::vector<MessageArea *> areas_;
+  bool fenced_ = false;                      // see store_and_wake
+  std::vector<MessageArea *> areas_;         // NULL: of a rank of another host
   std::atomic<MessageArea *> own_{nullptr};  // written last by `open`
 
   std::mutex mutex_;
   struct Remote {
-    bool is_elsewhere = false;         // on another host
     std::unique_ptr<RemoteRing> ring;  // made when it is first used
     int64_t lost_ns = 0;               // since when its connection is lost
     Parting parting;                   // once it has left
@@ -165,7 +165,6 @@ class Messenger final : public Attachment, public ProgressSource {
   NumberedTransfers announced_;  // sends with an RTS and no CTS, except one whose eager part is still in the queue
   NumberedTransfers filling_;    // matched receives that are not complete and have no CTS left to send
   int sending_ = 0;              // peers for which something is to be pushed
-  size_t leaving_ = 0;           // records for other hosts that are on their way out
   bool minds_leaving_ = false;
   bool closed_ = false;               // the group failed: nothing moves any more
   bool completed_ = false;            // whether a transfer was completed since the lock was taken
@@ -173,18 +172,5 @@ class Messenger final : public Attachment, public ProgressSource {
 };
 
 inline Messenger &messenger_of(const Group &group) { return group.attached<Messenger>(); }
-
-// A started send or receive.
-class MessageWork final : public Work {
- public:
-  MessageWork(Messenger *messenger) : messenger_(messenger) {}
-  phx_status wait(int64_t timeout_ms) override;
-  phx_status test() override;
-  Transfer &transfer() { return transfer_; }
-
- private:
-  Messenger *const messenger_;  // belongs to the group, which the handle keeps alive
-  Transfer transfer_;
-};
 
 }  // namespace phx

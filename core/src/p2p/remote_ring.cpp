@@ -6,12 +6,11 @@
 
 namespace phx {
 
-RemoteRing::RemoteRing(Net &net, int peer, uint32_t channel, uint32_t first, size_t credit, size_t *leaving)
+RemoteRing::RemoteRing(Net &net, int peer, uint32_t channel, uint32_t first, size_t credit)
     : net_(net),
       peer_(peer),
       channel_(channel),
       credit_(credit),
-      leaving_(leaving),
       charged_(first),
       known_returned_(first),
       peer_charged_(first),
@@ -38,7 +37,6 @@ bool RemoteRing::has_room() {
   while (!out_.empty() && out_.front()->transfers.poll() == PHX_OK) {
     free_.push_back(std::move(out_.front()));
     out_.pop_front();
-    --*leaving_;
   }
   return out_.size() < kSending;
 }
@@ -47,16 +45,10 @@ void RemoteRing::write(const Record &record) {
   if (free_.empty()) free_.push_back(std::make_unique<Buffer>(net_));
   out_.push_back(std::move(free_.back()));
   free_.pop_back();
-  ++*leaving_;
   Buffer &buffer = *out_.back();
   auto *const header = reinterpret_cast<RecordHeader *>(buffer.memory.data());
   new (header) RecordHeader{};
-  header->bytes = static_cast<uint32_t>(record.bytes);
-  header->tag = record.head.tag;
-  header->dtype = static_cast<int16_t>(record.head.dtype);
-  header->kind = record.kind;
-  header->count = record.head.count;
-  header->offset = record.offset;
+  write_head(record, record.bytes, header);
   copy_bytes(header + 1, record.data, record.bytes);
   buffer.transfers.send(peer_, record_name(written_), header, sizeof *header + record.bytes);
   ++written_;
@@ -88,10 +80,8 @@ void RemoteRing::give_back(uint32_t cost) {
 
 void RemoteRing::tell_credit() {
   if (returned_ - told_ < credit_ / 4 || !has_room()) return;
-  Record record;
-  record.kind = RecordKind::kCredit;
-  record.offset = told_ = returned_;
-  write(record);
+  told_ = returned_;
+  write({RecordKind::kCredit, {}, told_});
 }
 
 phx_status RemoteRing::advance(bool *moved) {
@@ -109,15 +99,7 @@ phx_status RemoteRing::advance(bool *moved) {
 
 RingResult RemoteRing::peek(Record *out) {
   for (; taken_ != come_; release()) {
-    const char *const at = in_[taken_ % kPosted]->memory.data();
-    const auto *const header = reinterpret_cast<const RecordHeader *>(at);
-    out->bytes = header->bytes;
-    out->kind = header->kind;
-    out->head.tag = header->tag;
-    out->head.dtype = header->dtype;
-    out->head.count = header->count;
-    out->offset = header->offset;
-    out->data = at + sizeof *header;
+    read_head(*reinterpret_cast<const RecordHeader *>(in_[taken_ % kPosted]->memory.data()), out);
     if (out->bytes > kEagerBytes) return RingResult::kBroken;
     if (out->kind != RecordKind::kCredit) return RingResult::kOk;
     const auto now = static_cast<uint32_t>(out->offset);

@@ -20,12 +20,11 @@ class RemoteRing {
   static constexpr size_t kEagerBytes = size_t{8} << 10;
 
   // `channel`: one of those of MessageName, for this ring alone. `first`: where the counts of credit begin, and
-  // `credit`: the limit of both directions. *leaving: how many records of all rings are on their way out of this
-  // process.
-  RemoteRing(Net &net, int peer, uint32_t channel, uint32_t first, size_t credit, size_t *leaving);
-  ~RemoteRing() { *leaving_ -= out_.size(); }
+  // `credit`: the limit of both directions.
+  RemoteRing(Net &net, int peer, uint32_t channel, uint32_t first, size_t credit);
   RemoteRing(const RemoteRing &) = delete;
   RemoteRing &operator=(const RemoteRing &) = delete;
+  bool sends() const { return !out_.empty(); }  // whether records are on their way out of this process
   // Lets what was sent go.
   void flush(const Deadline &deadline);
 
@@ -70,7 +69,6 @@ class RemoteRing {
   const int peer_;
   const uint32_t channel_;
   const size_t credit_;
-  size_t *const leaving_;
   std::array<std::unique_ptr<Buffer>, kPosted> in_;
   std::deque<std::unique_ptr<Buffer>> out_;
   std::vector<std::unique_ptr<Buffer>> free_;

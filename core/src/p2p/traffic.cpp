@@ -5,7 +5,6 @@
 #include <limits>
 #include <new>
 
-#include "group/group.h"
 #include "kernels/copy_bytes.h"
 #include "p2p/messenger.h"
 
@@ -65,7 +64,7 @@ bool Messenger::push(int peer) {
       result = send->begun ? push_data(outbound, *send, &taken) : push_first(outbound, *send, &taken);
     else
       break;
-    if (result == RingResult::kBroken) fail(nullptr, broken(peer, "it says it read, or gave back, more than was sent"));
+    if (result == RingResult::kBroken) fail_broken(peer, "it says it read, or gave back, more than was sent");
     if (result != RingResult::kOk) break;
     wake(peer);
     moved = true;
@@ -77,13 +76,10 @@ bool Messenger::push(int peer) {
 
 RingResult Messenger::push_cts(Outbound &outbound, Transfer &receive) {
   size_t taken = 0;
-  Record record;
-  record.kind = RecordKind::kCts;
-  record.head.tag = receive.number;
-  const RingResult result = put(receive.source, record, &taken);
+  const RingResult result = put(receive.from, {RecordKind::kCts, {receive.number, 0, 0}}, &taken);
   if (result != RingResult::kOk) return result;
   outbound.clears.remove(&receive);
-  if (is_remote(receive.source)) {
+  if (is_remote(receive.from)) {
     carry(receive);
     return RingResult::kOk;
   }
@@ -97,12 +93,8 @@ RingResult Messenger::push_cts(Outbound &outbound, Transfer &receive) {
 RingResult Messenger::push_first(Outbound &outbound, Transfer &send, size_t *taken) {
   const RingResult planned = send.planned ? RingResult::kOk : plan(outbound, send);
   if (planned != RingResult::kOk) return planned;
-  Record record;
-  record.kind = send.rendezvous ? RecordKind::kRts : RecordKind::kEager;
-  record.head = send.head;
-  record.offset = send.rendezvous ? send.eager : 0;
-  record.bytes = send.eager;
-  record.data = send.in;
+  const Record record{send.rendezvous ? RecordKind::kRts : RecordKind::kEager, send.head,
+                      send.rendezvous ? send.eager : 0, send.eager, send.in};
   const RingResult result = put(send.peer, record, taken);
   if (result != RingResult::kOk) return result;
   send.begun = true;
@@ -140,12 +132,8 @@ RingResult Messenger::push_data(Outbound &outbound, Transfer &send, size_t *take
     carry(send);
     return RingResult::kOk;
   }
-  Record record;
-  record.kind = RecordKind::kData;
-  record.head.tag = send.number;
-  record.offset = send.moved;
-  record.bytes = send.allowed() - send.moved;
-  record.data = send.in + send.moved;
+  const Record record{
+      RecordKind::kData, {send.number, 0, 0}, send.moved, send.allowed() - send.moved, send.in + send.moved};
   const RingResult result = put(send.peer, record, taken);
   if (result == RingResult::kOk) note_sent(outbound, send, *taken);
   return result;
@@ -202,7 +190,7 @@ void Messenger::send_to_self(Transfer &send) {
 }
 
 void Messenger::move_within(Transfer &send, Transfer &receive) {
-  receive.source = self_;
+  receive.from = self_;
   if (!check_head(receive, self_, send.head)) return finish_with(send, *failure_);
   if (send.bytes != 0) std::memmove(receive.out, send.in, send.bytes);
   finish(receive, PHX_OK);
@@ -230,7 +218,7 @@ void Messenger::post(Transfer &receive) {
   }
   Inbound &inbound = inbound_[source];
   if (inbound.arrival == match) inbound.arrival = nullptr;
-  receive.source = source;
+  receive.from = source;
   if (!check_head(receive, source, arrival->head)) return;
   copy_bytes(receive.out, arrival->data.get(), arrival->received);
   receive.moved = arrival->received;
@@ -240,8 +228,8 @@ void Messenger::post(Transfer &receive) {
 
 // Makes a matched receive wait for the rest of its message.
 void Messenger::fill(Transfer &receive, uint32_t number, bool rendezvous, size_t eager) {
-  Inbound &inbound = inbound_[receive.source];
-  Outbound &outbound = outbound_[receive.source];
+  Inbound &inbound = inbound_[receive.from];
+  Outbound &outbound = outbound_[receive.from];
   receive.number = number;
   receive.rendezvous = rendezvous;
   receive.eager = eager;
@@ -260,10 +248,10 @@ void Messenger::fill(Transfer &receive, uint32_t number, bool rendezvous, size_t
 }
 
 void Messenger::note_received(Transfer &receive) {
-  Inbound &inbound = inbound_[receive.source];
+  Inbound &inbound = inbound_[receive.from];
   if (receive.owes_credit && receive.moved >= receive.eager) {
     receive.owes_credit = false;
-    give_back(receive.source, cost_of(receive.rendezvous, receive.eager));
+    give_back(receive.from, cost_of(receive.rendezvous, receive.eager));
   }
   if (receive.moved < receive.bytes || receive.stage != Stage::kFilling) return;
   filling_.remove(&receive);
@@ -278,12 +266,8 @@ bool Messenger::pull(int source, Take take) {
   do {
     Record record;
     const RingResult result = peek(source, &record);
-    if (result == RingResult::kNothing) break;
-    if (result == RingResult::kBroken) {
-      fail(nullptr, broken(source, "a record has no place in the stream or no possible size"));
-      break;
-    }
-    if (!accept(source, record)) break;
+    if (result == RingResult::kBroken) fail_broken(source, "a record has no place in the stream or no possible size");
+    if (result != RingResult::kOk || !accept(source, record)) break;
     release(source, record);
     wake(source);
     moved = true;
@@ -302,8 +286,7 @@ bool Messenger::accept(int source, const Record &record) {
     case RecordKind::kData: return append(source, record);
     default: break;  // a RemoteRing takes credit, and windows have rings of their own
   }
-  fail(nullptr, broken(source, "a record is of no known kind"));
-  return false;
+  return fail_broken(source, "a record is of no known kind");
 }
 
 // False when the group has failed.
@@ -316,18 +299,14 @@ bool Messenger::open_message(int source, const Record &record) {
   const bool rendezvous = record.kind == RecordKind::kRts;
   const size_t eager = rendezvous ? record.offset : total;
   if (!possible || eager > std::min(total, eager_limit(source)) || record.bytes > eager ||
-      (record.bytes == 0 && eager != 0) || (!rendezvous && record.offset != 0)) {
-    fail(nullptr, broken(source, "a message begins with an impossible header"));
-    return false;
-  }
+      (record.bytes == 0 && eager != 0) || (!rendezvous && record.offset != 0))
+    return fail_broken(source, "a message begins with an impossible header");
   const uint32_t number = inbound.next_number++;
   if (rendezvous) ++inbound.announced;
-  if (!charge_peer(source, cost_of(rendezvous, eager)) || inbound.announced > kMaxAnnounced) {
-    fail(nullptr, broken(source, "it sent more than it may before receives ask for it"));
-    return false;
-  }
+  if (!charge_peer(source, cost_of(rendezvous, eager)) || inbound.announced > kMaxAnnounced)
+    return fail_broken(source, "it sent more than it may before receives ask for it");
   if (Transfer *receive = matcher_.match(source, record.head.tag)) {
-    receive->source = source;
+    receive->from = source;
     if (!check_head(*receive, source, record.head)) return false;
     deliver(*receive, record);
     if (!rendezvous && record.bytes == total) {
@@ -377,15 +356,12 @@ void Messenger::deliver(Transfer &receive, const Record &record) {
 bool Messenger::append(int source, const Record &record) {
   const uint32_t number = record.head.tag;
   const auto goes_on = [&](size_t received, size_t most) {
-    if (record.bytes != 0 && record.offset == received && record.bytes <= most - received) return true;
-    fail(nullptr, broken(source, "a record does not continue its message"));
-    return false;
+    const bool right = record.bytes != 0 && record.offset == received && record.bytes <= most - received;
+    return right || fail_broken(source, "a record does not continue its message");
   };
   Transfer *receive = filling_.find(source, number);
-  if (receive == nullptr) {
-    receive = outbound_[source].clears.front();
-    while (receive != nullptr && receive->number != number) receive = receive->next;
-  }
+  if (receive == nullptr)
+    receive = outbound_[source].clears.find([&](const Transfer &waiting) { return waiting.number == number; });
   if (receive != nullptr) {
     if (!goes_on(receive->moved, receive->stage == Stage::kFilling ? receive->bytes : receive->eager)) return false;
     deliver(*receive, record);
@@ -405,9 +381,7 @@ bool Messenger::append(int source, const Record &record) {
 // Handles a record of an unknown message. If the peer has left, this rank has ended that message and ignores the
 // record; otherwise the group fails. False when it has failed.
 bool Messenger::drop_unknown(int source, const char *problem) {
-  if (has_left(source)) return true;
-  fail(nullptr, broken(source, problem));
-  return false;
+  return has_left(source) || fail_broken(source, problem);
 }
 
 }  // namespace phx

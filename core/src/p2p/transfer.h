@@ -1,7 +1,6 @@
 // One send or one receive, from the call to its completion.
 #pragma once
 
-#include <atomic>
 #include <memory>
 
 #include "group/work.h"
@@ -11,7 +10,15 @@
 
 namespace phx {
 
-struct Transfer {
+class Messenger;
+
+// A blocking call has its transfer on its stack; one that was started is the work of the caller's handle.
+struct Transfer final : Work {
+  explicit Transfer(Messenger &of) : messenger(of) {}
+  phx_status wait(int64_t timeout_ms) override;
+  phx_status test() override;
+
+  Messenger &messenger;  // belongs to the group, which the caller or the handle keeps alive
   bool sends = false;
   const char *in = nullptr;  // of a send
   char *out = nullptr;       // of a receive
@@ -41,18 +48,15 @@ struct Transfer {
   uint32_t number = 0;                 // of the message between its two ranks
   size_t eager = 0;                    // bytes that come without a CTS
   size_t moved = 0;                    // bytes of a send that are in the ring, or of a matched receive that have come
-  int source = PHX_ANY_RANK;           // the sender of a matched receive's message
+  int from = PHX_ANY_RANK;             // the sender of a matched receive's message
   std::unique_ptr<Transfers> carried;  // of stage kCarried
-  WorkRef work;                        // of a started transfer: owns it, and keeps it alive until it is complete
-  std::unique_ptr<ErrorInfo> error;
-  std::atomic<phx_status> state{PHX_IN_PROGRESS};  // written last: after that no other thread touches the transfer
-  Transfer *next = nullptr, *previous = nullptr;   // in one list at a time
+  std::shared_ptr<Transfer> self;      // of a started transfer: keeps it alive until it is complete
+  Transfer *next = nullptr, *previous = nullptr;  // in one list at a time
 
-  bool complete() const { return state.load(std::memory_order_acquire) != PHX_IN_PROGRESS; }
   // How much of a send may be in the ring.
   size_t allowed() const { return cleared ? bytes : eager; }
   // The peer; PHX_ANY_RANK if a receive has none yet.
-  int other() const { return sends ? peer : source; }
+  int other() const { return sends ? peer : from; }
   const char *operation() const { return sends ? "send" : "recv"; }
 };
 
@@ -74,6 +78,14 @@ class LinkedList {
     (element->previous != nullptr ? element->previous->next : front_) = element->next;
     (element->next != nullptr ? element->next->previous : back_) = element->previous;
     element->next = element->previous = nullptr;
+  }
+
+  // The first element for which `is` is true; NULL if there is none.
+  template <class Is>
+  T *find(Is is) const {
+    T *element = front_;
+    while (element != nullptr && !is(*element)) element = element->next;
+    return element;
   }
 
  private:

@@ -46,7 +46,6 @@ class Windows final : public Attachment, public ProgressSource {
   // Collective. The window is a part of the block.
   phx_status create(const BlockRef &block, size_t offset, size_t bytes, int64_t timeout_ms,
                     std::unique_ptr<Window> *out);
-  phx_status refuse();  // in place of `create`
   // For a peer on another host.
   phx_status put(const Window &window, int peer, size_t offset, const void *data, size_t bytes, bool signal,
                  int64_t timeout_ms);
@@ -111,8 +110,8 @@ class Windows final : public Attachment, public ProgressSource {
   RingResult serve_get(int peer, const Record &record);
   RingResult take_reply(int peer, const Record &record);
   void count(int peer, uint32_t number);
-  Window *find(const Record &record) const;
-  void attend(bool want);  // whether the thread of the world serves, too
+  Window *find(uint32_t number) const;  // NULL: it is gone
+  void attend(bool want);               // whether the thread of the world serves, too
   // Writes a request, if there is credit and room for it. *charged: whether it has its credit already.
   bool ask(int peer, const Record &record, bool *charged);
   bool ask(Get &get, uint32_t window, size_t offset);
@@ -122,6 +121,9 @@ class Windows final : public Attachment, public ProgressSource {
   // The error of a wait that ended without success, if the connection to that rank is lost; else PHX_OK.
   phx_status raise_lost(const char *operation, int peer);
   phx_status raise(const char *operation, int peer, WaitResult result, int64_t timeout_ms);
+  // Ends a request after its wait. `status`: how `rest`, its large data, has ended.
+  phx_status finish(const char *operation, int peer, WaitResult result, int64_t timeout_ms, Transfers &rest,
+                    phx_status status);
 
   Group &group_;
   TurnMutex turn_;     // of `create`
@@ -132,7 +134,6 @@ class Windows final : public Attachment, public ProgressSource {
   std::vector<Remote> remote_;
   std::map<uint32_t, Window *> windows_;
   size_t largest_ = 0;           // of all windows of this rank, those that are gone included, in bytes
-  size_t leaving_ = 0;           // records that are on their way out
   std::atomic<int> waiting_{0};  // threads that serve while they wait
   bool attends_ = false;
 };
@@ -145,7 +146,6 @@ class Window {
   phx_status check(const char *operation, int group_rank, size_t offset, size_t bytes) const;
   // The memory of a rank of this host, as it is mapped here; NULL for a rank of another host.
   char *memory(int group_rank) const;
-  size_t bytes(int group_rank) const { return parts_[group_rank].bytes; }
   phx_status put(int group_rank, size_t offset, const void *data, size_t bytes, bool signal, int64_t timeout_ms);
   phx_status get(int group_rank, size_t offset, void *data, size_t bytes, int64_t timeout_ms);
   phx_status wait_signal(int group_rank, int64_t timeout_ms);

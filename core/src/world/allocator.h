@@ -7,30 +7,34 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "phalanx/phalanx.h"
 
 namespace phx {
 
-// One registered allocator. Blocks keep it alive, so that replacing or unregistering it never strands them.
-class Allocator {
+// Functions that a caller has registered, and the object that they are called for. `End`: called once for it, if it is
+// not NULL.
+template <class Ops, void (*Ops::*End)(void *)>
+class Registered {
  public:
-  Allocator(const phx_allocator_ops &ops, void *self) : ops_(ops), self_(self) {}
-  Allocator(const Allocator &) = delete;
-  Allocator &operator=(const Allocator &) = delete;
-  ~Allocator() {
-    if (ops_.destroy != nullptr) ops_.destroy(self_);
+  Registered(const Ops &ops, void *self) : ops_(ops), self_(self) {}
+  Registered(const Registered &) = delete;
+  Registered &operator=(const Registered &) = delete;
+  ~Registered() {
+    if (ops_.*End != nullptr) (ops_.*End)(self_);
   }
-  const phx_allocator_ops &ops() const { return ops_; }
+  const Ops &ops() const { return ops_; }
   void *self() const { return self_; }
 
  private:
-  phx_allocator_ops ops_;
-  void *self_;
+  const Ops ops_;
+  void *const self_;
 };
-using AllocatorRef = std::shared_ptr<Allocator>;
 
-AllocatorRef make_memfd_allocator();
+// Blocks keep it alive, so that replacing or unregistering it never strands them.
+using Allocator = Registered<phx_allocator_ops, &phx_allocator_ops::destroy>;
+using AllocatorRef = std::shared_ptr<Allocator>;
 
 class AllocatorRegistry {
  public:
@@ -45,33 +49,32 @@ class AllocatorRegistry {
   AllocatorRef get(int32_t device_type, const char *operation);
 
  private:
-  std::mutex mutex_;
-  struct OnDemand {
-    const char *device_name;
-    Maker maker;
+  struct Entry {
+    AllocatorRef allocator;  // NULL: not made yet
+    const char *device_name = nullptr;
+    Maker maker = nullptr;  // until an allocator of that type is registered or removed
   };
-  std::map<int32_t, OnDemand> on_demand_;  // until one of that type is registered or removed
-  std::map<int32_t, AllocatorRef> by_type_;
+  std::mutex mutex_;
+  std::map<int32_t, Entry> by_type_;
 };
 
 // Memory of this rank that can be shared. Freed with the last reference: the table's, or a symmetric handle's.
 struct Block {
-  AllocatorRef allocator;
-  phx_device device{};
+  const AllocatorRef allocator;
+  const phx_device device;
+  const size_t size;  // as asked for
   void *base = nullptr;
   uint64_t cookie = 0;
-  size_t size = 0;        // as asked for
   uint64_t serial = 0;    // unique in the process of this world: never used again, unlike addresses
   bool imported = false;  // a peer's, mapped here by a fabric handle
   bool persistent = false;
-  std::string scope;
   uint64_t alloc_id = 0;
-  int64_t references = 0;  // of the user; guarded by the table's mutex
+  int64_t references = 1;  // of the user; guarded by the table's mutex
   bool live() const { return references > 0; }
   size_t span() const { return size == 0 ? 1 : size; }
   bool on_device() const { return (allocator->ops().flags & PHX_ALLOCATOR_DEVICE_MEMORY) != 0; }
 
-  Block() = default;
+  Block(AllocatorRef from, const phx_device &on, size_t bytes) : allocator(std::move(from)), device(on), size(bytes) {}
   Block(const Block &) = delete;
   Block &operator=(const Block &) = delete;
   ~Block();
@@ -81,11 +84,11 @@ using BlockRef = std::shared_ptr<Block>;
 // All blocks of one world. Thread-safe.
 class BlockTable {
  public:
-  phx_status alloc(AllocatorRef allocator, const phx_device &device, size_t size, void **out);
-  phx_status alloc_persistent(AllocatorRef allocator, const phx_device &device, size_t size, const std::string &scope,
-                              uint64_t alloc_id, void **out);
+  phx_status alloc(const AllocatorRef &allocator, const phx_device &device, size_t size, void **out);
+  phx_status alloc_persistent(const AllocatorRef &allocator, const phx_device &device, size_t size,
+                              const std::string &scope, uint64_t alloc_id, void **out);
   // A peer's memory, as the functions of that allocator know it: theirs to free, also when this fails.
-  phx_status adopt(AllocatorRef allocator, const phx_device &device, void *base, uint64_t cookie, size_t size);
+  phx_status adopt(const AllocatorRef &allocator, const phx_device &device, void *base, uint64_t cookie, size_t size);
   phx_status retain(const void *pointer);
   // *gone: the block, if this freed it (then caches must forget it).
   phx_status free(const void *pointer, BlockRef *gone);
@@ -99,8 +102,11 @@ class BlockTable {
 
   using Lock = std::unique_lock<std::mutex>;
   phx_status reuse(Block &block, size_t size, const char *operation, void **out);
-  phx_status make(AllocatorRef allocator, const phx_device &device, size_t size, const char *operation, BlockRef *out);
+  phx_status make(const AllocatorRef &allocator, const phx_device &device, size_t size, const char *operation,
+                  BlockRef *out);
   BlockRef find_locked(const void *pointer) const;
+  BlockRef find_live_locked(const char *operation, const void *pointer) const;  // NULL, with an error, if there is none
+  void add_locked(BlockRef block);
 
   mutable std::mutex mutex_;
   std::map<uintptr_t, BlockRef> by_address_;

@@ -9,24 +9,11 @@
 #include "base/error.h"
 #include "base/progress.h"
 #include "phalanx/carrier.h"
+#include "world/allocator.h"
 
 namespace phx {
 
-class Carrier {
- public:
-  Carrier(const phx_carrier_ops &ops, void *self) : ops_(ops), self_(self) {}
-  Carrier(const Carrier &) = delete;
-  Carrier &operator=(const Carrier &) = delete;
-  ~Carrier() {
-    if (ops_.release != nullptr) ops_.release(self_);
-  }
-  const phx_carrier_ops &ops() const { return ops_; }
-  void *self() const { return self_; }
-
- private:
-  const phx_carrier_ops ops_;
-  void *const self_;
-};
+using Carrier = Registered<phx_carrier_ops, &phx_carrier_ops::release>;
 using CarrierRef = std::shared_ptr<Carrier>;
 
 class CarrierSlot {
@@ -41,9 +28,9 @@ class CarrierSlot {
     carrier_ = std::move(carrier);
     return true;
   }
-  // Passes the endpoint to `use`, after `open` has made it if there is none.
-  template <class Open, class Use>
-  phx_status endpoint(Open open, Use use) {
+  // The endpoint, which `open` makes if there is none.
+  template <class Open>
+  phx_status endpoint(Open open, std::shared_ptr<ProgressSource> *out) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (!endpoint_) {
       if (!carrier_) {
@@ -53,7 +40,7 @@ class CarrierSlot {
       }
       PHX_TRY(open(carrier_, &endpoint_));
     }
-    use(endpoint_);
+    *out = endpoint_;
     return PHX_OK;
   }
 

@@ -18,9 +18,12 @@ namespace {
 // A listener with too many strangers closes some, and a connection may be cut: then the dialer tries again.
 constexpr int kMostLosses = 8;
 constexpr int64_t kFirstPauseMs = 20, kLongestPauseMs = 2000;
+constexpr int64_t kFullPauseMs = 1;                 // while the queue of a rank of this host is full
+constexpr int64_t kEndingMs = 50, kEndPauseMs = 5;  // see Dial::await_end
+constexpr const char *kCreate = "group_create";
 
-// Reads no more than what is missing of a record of that size. kMessage: *input has all of it.
-Receive receive_rest(int socket, std::string *input, size_t size, int *error) {
+// Reads no more than what is missing of a record of that size. kMessage: *record has all of it, and *input nothing.
+Receive receive_rest(int socket, std::string *input, void *record, size_t size, int *error) {
   while (input->size() < size) {
     char buffer[256];
     const ssize_t got = recv(socket, buffer, std::min(sizeof buffer, size - input->size()), MSG_DONTWAIT);
@@ -30,13 +33,9 @@ Receive receive_rest(int socket, std::string *input, size_t size, int *error) {
     if (got <= 0) return Receive::kClosed;
     input->append(buffer, static_cast<size_t>(got));
   }
-  return Receive::kMessage;
-}
-
-template <class Record>
-void take_record(std::string *input, Record *out) {
-  std::memcpy(static_cast<void *>(out), input->data(), sizeof *out);
+  std::memcpy(record, input->data(), size);
   input->clear();
+  return Receive::kMessage;
 }
 
 }  // namespace
@@ -50,13 +49,24 @@ store::Digest make_host_proof(HostSide side, const Uuid &token, const HostHello 
 
 // ---- the side that listens
 
-HostStranger::Step HostStranger::advance() {
+Stranger::Step Stranger::take_hello() {
+  Hello hello{};
+  const Receive got = receive_record(socket_.get(), &hello, sizeof hello);
+  if (got == Receive::kNothing) return Step::kWaits;
+  hello_.from = hello.from;
+  hello_.rank = hello.rank;
+  hello_.pid = peer_credentials(socket_.get()).pid;
+  const bool valid = got == Receive::kMessage && hello.magic == kWireMagic && hello.to == self_.uuid &&
+                     hello.token == self_.token && hello.from != self_.uuid;
+  return valid ? Step::kProven : Step::kRefused;
+}
+
+Stranger::Step Stranger::advance() {
+  if (!remote_) return take_hello();
   int error = 0;
   if (!challenged_) {
-    const Receive got = receive_rest(socket_.get(), &input_, sizeof hello_, &error);
-    if (got == Receive::kNothing) return Step::kWaits;
-    if (got != Receive::kMessage) return Step::kRefused;
-    take_record(&input_, &hello_);
+    const Receive got = receive_rest(socket_.get(), &input_, &hello_, sizeof hello_, &error);
+    if (got != Receive::kMessage) return got == Receive::kNothing ? Step::kWaits : Step::kRefused;
     hello_.hostname[sizeof hello_.hostname - 1] = '\0';
     if (hello_.magic != kWireMagic || hello_.to != self_.uuid || hello_.from == self_.uuid) return Step::kRefused;
     if (!fill_random(challenge_.nonce, sizeof challenge_.nonce)) return Step::kRefused;
@@ -64,44 +74,54 @@ HostStranger::Step HostStranger::advance() {
     if (!send_record(socket_.get(), &challenge_, sizeof challenge_)) return Step::kRefused;
     challenged_ = true;
   }
-  const Receive got = receive_rest(socket_.get(), &input_, sizeof(HostProof), &error);
-  if (got == Receive::kNothing) return Step::kWaits;
-  if (got != Receive::kMessage) return Step::kRefused;
   HostProof proof;
-  take_record(&input_, &proof);
+  const Receive got = receive_rest(socket_.get(), &input_, &proof, sizeof proof, &error);
+  if (got != Receive::kMessage) return got == Receive::kNothing ? Step::kWaits : Step::kRefused;
   const store::Digest expected = make_host_proof(HostSide::kDialer, self_.token, hello_, challenge_.nonce);
   return store::equal_in_constant_time(proof.proof, expected) ? Step::kProven : Step::kRefused;
 }
 
-LinkRef HostStranger::make_link() {
-  const std::string hostname = hello_.hostname[0] != '\0' ? hello_.hostname : address_of_peer(socket_.get());
+std::string Stranger::name() const {
+  return remote_ ? address_of_peer(socket_.get()) : "pid " + std::to_string(peer_credentials(socket_.get()).pid);
+}
+
+LinkRef Stranger::make_link() {
+  const std::string hostname = hello_.hostname[0] != '\0' || !remote_ ? hello_.hostname : name();
   return std::make_shared<Link>(hello_.from, hello_.rank, hello_.pid, std::move(socket_), hostname);
 }
 
 // ---- the side that dials
 
-HostDial::Step HostDial::begin() {
-  const store::Endpoint endpoint = endpoint_of(peer_.address);
+Dial::Step Dial::begin() {
   again_ns_ = 0;
+  if (error_.status != PHX_OK) return await_end();
   phase_ = Phase::kConnecting;
   input_.clear();
-  socket_ = Fd(::socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket_.valid()) return give_up(fail_errno(errno, "group_create", "could not make a socket").peer(peer_.rank));
-  if (connect(socket_.get(), reinterpret_cast<const sockaddr *>(&endpoint.address), endpoint.length) == 0 ||
-      errno == EINPROGRESS || errno == EINTR)
-    return Step::kWaits;
-  return lost(errno);
+  if (!remote_) {
+    const int error = connect_abstract(socket_name(peer_.uuid), &socket_);
+    if (socket_.valid()) return error != 0 ? lost(error) : greet();
+  } else {
+    const store::Endpoint endpoint = endpoint_of(peer_.address);
+    socket_ = Fd(::socket(endpoint.address.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (socket_.valid()) {
+      const auto *const address = reinterpret_cast<const sockaddr *>(&endpoint.address);
+      const bool begun =
+          connect(socket_.get(), address, endpoint.length) == 0 || errno == EINPROGRESS || errno == EINTR;
+      return begun ? Step::kWaits : lost(errno);
+    }
+  }
+  return give_up(fail_errno(errno, kCreate, "could not make a socket"));
 }
 
-uint32_t HostDial::events() const { return phase_ == Phase::kConnecting ? EPOLLOUT : EPOLLIN; }
+uint32_t Dial::events() const { return phase_ == Phase::kConnecting ? EPOLLOUT : EPOLLIN; }
 
-HostDial::Step HostDial::advance() {
+Dial::Step Dial::advance() {
   if (phase_ == Phase::kConnecting) {
     pollfd entry{socket_.get(), POLLOUT, 0};
     if (poll(&entry, 1, 0) <= 0) return Step::kWaits;
     const int error = store::connect_outcome(socket_.get());
     if (error == 0 && only_asks_) return Step::kDone;
-    const Step step = error != 0 ? lost(error) : connected();
+    const Step step = error != 0 ? lost(error) : greet_host();
     if (step != Step::kWaits) return step;
   }
   if (phase_ == Phase::kGreeted) {
@@ -110,12 +130,10 @@ HostDial::Step HostDial::advance() {
     if (step != Step::kDone) return step;
     const store::Digest expected = make_host_proof(HostSide::kListener, peer_.token, hello_, challenge.nonce);
     if (!store::equal_in_constant_time(challenge.proof, expected))
-      return give_up(fail(PHX_ERR_PERMISSION, "group_create",
-                          "what answers at %s does not prove that it is rank %d (pid %d, on host %s); "
-                          "another program "
-                          "listens there, or the record in the store is stale",
-                          text_of(peer_.address).c_str(), peer_.rank, peer_.pid, peer_.hostname)
-                         .peer(peer_.rank));
+      return give_up(fail(PHX_ERR_PERMISSION, kCreate,
+                          "what answers at %s does not prove that it is %s; another program listens there, or the "
+                          "record in the store is stale",
+                          text_of(peer_.address).c_str(), who().c_str()));
     const HostProof proof{make_host_proof(HostSide::kDialer, peer_.token, hello_, challenge.nonce)};
     if (!send_record(socket_.get(), &proof, sizeof proof)) return lost(errno);
     phase_ = Phase::kProven;
@@ -124,20 +142,27 @@ HostDial::Step HostDial::advance() {
   const Step step = receive(&welcome, sizeof welcome);
   if (step != Step::kDone) return step;
   if (welcome.magic == kWireMagic && welcome.from == peer_.uuid) return Step::kDone;
-  return give_up(fail(PHX_ERR_PERMISSION, "group_create",
-                      "rank %d (pid %d, on host %s) sent a malformed handshake; refused", peer_.rank, peer_.pid,
-                      peer_.hostname)
-                     .peer(peer_.rank));
+  return give_up(fail(PHX_ERR_PERMISSION, kCreate, "%s sent a malformed handshake; refused", who().c_str()));
 }
 
-HostDial::Step HostDial::connected() {
+Dial::Step Dial::greet() {
+  // Any process may bind a free abstract name, so the user that answers is checked before anything is sent.
+  const ucred peer = peer_credentials(socket_.get());
+  if (peer.uid == kNoUser)
+    return give_up(
+        fail(PHX_ERR_PERMISSION, kCreate, "%s answers on a socket without credentials; refused", who().c_str()));
+  if (peer.uid != self_.uid)
+    return give_up(fail(PHX_ERR_PERMISSION, kCreate, "%s runs as another user; ranks of a group must run as one user",
+                        who().c_str()));
+  pid_ = peer.pid;
+  phase_ = Phase::kProven;
+  const Hello hello{kWireMagic, self_.rank, self_.uuid, peer_.uuid, peer_.token};
+  return send_record(socket_.get(), &hello, sizeof hello) ? Step::kWaits : lost(errno);
+}
+
+Dial::Step Dial::greet_host() {
   tune_host_connection(socket_.get());
-  hello_ = {};
-  hello_.magic = kWireMagic;
-  hello_.rank = self_.rank;
-  hello_.from = self_.uuid;
-  hello_.to = peer_.uuid;
-  hello_.pid = self_.pid;
+  hello_ = {kWireMagic, self_.rank, self_.uuid, peer_.uuid, {}, self_.pid, 0, {}};
   std::memcpy(hello_.hostname, self_.hostname, sizeof hello_.hostname);
   if (!fill_random(hello_.nonce, sizeof hello_.nonce))
     return give_up(
@@ -149,69 +174,93 @@ HostDial::Step HostDial::connected() {
 }
 
 // kDone: *record is there.
-HostDial::Step HostDial::receive(void *record, size_t size) {
+Dial::Step Dial::receive(void *record, size_t size) {
   int error = 0;
-  const Receive got = receive_rest(socket_.get(), &input_, size, &error);
+  const Receive got = remote_ ? receive_rest(socket_.get(), &input_, record, size, &error)
+                              : receive_record(socket_.get(), record, size);
   if (got == Receive::kNothing) return Step::kWaits;
-  if (got != Receive::kMessage) return lost(error);
-  std::memcpy(record, input_.data(), size);
-  input_.clear();
-  return Step::kDone;
+  return got == Receive::kMessage ? Step::kDone : lost(error);
 }
 
 // `error`: 0 if the other side has closed the connection.
-HostDial::Step HostDial::lost(int error) {
-  const std::string address = text_of(peer_.address);
-  if (error == ECONNREFUSED)
-    return give_up(fail(PHX_ERR_PEER_DEAD, "group_create",
-                        "rank %d (pid %d, on host %s) died, or its world was finalized: nothing listens "
-                        "at %s any more",
-                        peer_.rank, peer_.pid, peer_.hostname, address.c_str())
-                       .peer(peer_.rank));
-  if (only_asks_) return Step::kDone;
-  if (error == ETIMEDOUT && phase_ == Phase::kConnecting) return pause(address + " did not answer");
-  if (error == 0 || error == ECONNRESET || error == EPIPE || error == ETIMEDOUT) {
-    if (++losses_ < kMostLosses) return pause(address + " closed the connection during the handshake");
-    return give_up(fail(PHX_ERR_PERMISSION, "group_create",
-                        "rank %d (pid %d, on host %s) refused the handshake %d times at %s; another "
-                        "program listens there, or the record in the store is stale",
-                        peer_.rank, peer_.pid, peer_.hostname, losses_, address.c_str())
-                       .peer(peer_.rank));
+Dial::Step Dial::lost(int error) {
+  if (remote_) return lost_to_host(error);
+  if (phase_ == Phase::kConnecting) {
+    if (error == EAGAIN || error == EINTR)
+      return pause(kFullPauseMs);  // its queue is full; there is nothing to wait on
+    give_up(fail_errno(error, kCreate, "rank %d (pid %d, %s) does not accept connections", peer_.rank, peer_.pid,
+                       process_state(peer_.pid)));
+  } else {
+    give_up(fail(PHX_ERR_PERMISSION, kCreate, "%s %s", who().c_str(),
+                 error != 0 ? "closed the connection during the handshake"
+                            : "refused the handshake (another user, or a stale record in the store)"));
   }
-  return give_up(fail_errno(error, "group_create",
-                            "could not connect to rank %d (pid %d, on host %s) at %s; see whether the "
-                            "hosts reach each other there, or name another interface in PHALANX_SOCKET_IFNAME on that "
-                            "host",
-                            peer_.rank, peer_.pid, peer_.hostname, address.c_str())
-                     .peer(peer_.rank));
+  end_by_ns_ = now_ns() + kEndingMs * 1000000;
+  return await_end();
 }
 
-HostDial::Step HostDial::pause(const std::string &why) {
+// Where the kernel does not tell that a process is exiting, its sockets close a moment before it counts as ended. So
+// the error of a rank of this host waits for a moment, and is another one if the process has ended.
+Dial::Step Dial::await_end() {
+  if (has_ended(peer_)) return give_up(died(peer_));
+  return now_ns() < end_by_ns_ ? pause(kEndPauseMs) : Step::kFailed;
+}
+
+Dial::Step Dial::lost_to_host(int error) {
+  const std::string address = text_of(peer_.address);
+  if (error == ECONNREFUSED)
+    return give_up(fail(PHX_ERR_PEER_DEAD, kCreate,
+                        "%s died, or its world was finalized: nothing listens at %s any more", who().c_str(),
+                        address.c_str()));
+  if (only_asks_) return Step::kDone;
+  const bool unanswered = error == ETIMEDOUT && phase_ == Phase::kConnecting;
+  if (!unanswered && error != 0 && error != ECONNRESET && error != EPIPE && error != ETIMEDOUT)
+    return give_up(fail_errno(error, kCreate,
+                              "could not connect to %s at %s; see whether the hosts reach each other there, or name "
+                              "another interface in PHALANX_SOCKET_IFNAME on that host",
+                              who().c_str(), address.c_str()));
+  if (!unanswered && ++losses_ == kMostLosses)
+    return give_up(fail(PHX_ERR_PERMISSION, kCreate,
+                        "%s refused the handshake %d times at %s; another program listens there, or the record in "
+                        "the store is stale",
+                        who().c_str(), losses_, address.c_str()));
+  last_loss_ = address + (unanswered ? " did not answer" : " closed the connection during the handshake");
+  return pause(std::min(kLongestPauseMs, kFirstPauseMs << std::min(losses_, 8)));
+}
+
+Dial::Step Dial::pause(int64_t ms) {
   socket_.reset();
-  last_loss_ = why;
-  const int64_t ms = std::min(kLongestPauseMs, kFirstPauseMs << std::min(losses_, 8));
   again_ns_ = now_ns() + ms * 1000000;
   return Step::kPauses;
 }
 
-HostDial::Step HostDial::give_up(const Failed &) {
+Dial::Step Dial::give_up(const Failed &failed) {
+  failed.peer(peer_.rank);
   socket_.reset();
   error_ = last_error();
   return Step::kFailed;
 }
 
-LinkRef HostDial::make_link() {
-  return std::make_shared<Link>(peer_.uuid, peer_.rank, peer_.pid, std::move(socket_), peer_.hostname);
+LinkRef Dial::make_link() {
+  return std::make_shared<Link>(peer_.uuid, peer_.rank, remote_ ? peer_.pid : pid_, std::move(socket_),
+                                remote_ ? peer_.hostname : "");
 }
 
-std::string HostDial::waiting() const {
-  const std::string address = text_of(peer_.address);
-  if (pauses()) return last_loss_ + ", and is tried again";
+std::string Dial::who() const {
+  return "rank " + std::to_string(peer_.rank) + " (pid " + std::to_string(peer_.pid) +
+         (remote_ ? ", on host " + std::string(peer_.hostname) : "") + ")";
+}
+
+std::string Dial::lack() const {
+  if (!remote_) return pauses() ? "did not accept a connection" : "did not connect";
+  const std::string address = text_of(peer_.address), begin = "did not connect: ";
+  if (pauses()) return begin + last_loss_ + ", and is tried again";
   if (phase_ == Phase::kConnecting)
-    return address +
+    return begin + address +
            " does not answer. See whether that host runs and no firewall drops the packets, or name another interface "
            "in PHALANX_SOCKET_IFNAME there";
-  return address + " accepts connections, but its process does not answer. See whether it is stopped or overloaded";
+  return begin + address +
+         " accepts connections, but its process does not answer. See whether it is stopped or overloaded";
 }
 
 }  // namespace phx

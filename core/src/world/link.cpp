@@ -25,42 +25,48 @@ socklen_t abstract_address(const std::string &name, sockaddr_un *address) {
   return static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
 }
 
-phx_status refused(const PeerRecord &record, const char *why) {
-  return fail(PHX_ERR_PERMISSION, "group_create", "rank %d (pid %d) %s", record.rank, record.pid, why)
-      .peer(record.rank);
-}
-
-// Where the kernel does not tell that a process is exiting, its sockets close a moment before it counts as ended.
-bool is_ending(const PeerRecord &record) {
-  return Backoff(5000, 5000).until(Deadline::after_ms(50), [&] { return has_ended(record); });
-}
-
-phx_status connect_abstract(const PeerRecord &record, const Deadline &deadline, Fd *out) {
-  sockaddr_un address;
-  const socklen_t length = abstract_address(socket_name(record.uuid), &address);
-  for (Backoff backoff(200, 200);; backoff.pause(deadline)) {
-    Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (!fd.valid()) return fail_errno(errno, "group_create", "could not make a socket");
-    if (connect(fd.get(), reinterpret_cast<sockaddr *>(&address), length) == 0) {
-      *out = std::move(fd);
-      return PHX_OK;
-    }
-    const int error = errno;  // EAGAIN: its queue of connections is full, and the kernel offers nothing to wait on
-    if (error == ECONNREFUSED && is_ending(record)) return died(record);
-    if (error != EAGAIN && error != EINTR)
-      return fail_errno(error, "group_create", "rank %d (pid %d, %s) does not accept connections", record.rank,
-                        record.pid, process_state(record.pid))
-          .peer(record.rank);
-    if (deadline.passed()) return PHX_ERR_TIMEOUT;
-  }
-}
-
 Fd open_pidfd(int32_t pid) {
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
 #endif
   if (pid <= 0 || pid == getpid()) return Fd();
   return Fd(static_cast<int>(syscall(SYS_pidfd_open, pid, 0)));
+}
+
+// Whether a receive on a socket of this host is to be tried again. A peer that closes its end with messages unread
+// resets the connection, and the kernel says so, once, before it gives what that peer sent last.
+bool reads_on(int error) { return error == EINTR || error == ECONNRESET; }
+
+bool is_lost(int error) {
+  return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == ETIMEDOUT || error == EHOSTUNREACH ||
+         error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
+}
+
+// Returns how many bytes the kernel took, or -1 with *error set.
+ssize_t send_some(Link &link, const msghdr &header, int *error) {
+  for (;;) {
+    const ssize_t sent = sendmsg(link.socket.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    *error = sent < 0 ? errno : 0;
+    if (*error == EINTR) continue;
+    if (link.remote && sent < 0 && *error != EAGAIN && *error != EPIPE) link.lost_error.store(*error);
+    return sent;
+  }
+}
+
+// Takes the first message out of *input. kNothing: it is not complete.
+Receive take_message(std::string *input, Message *out) {
+  Envelope envelope{};
+  if (input->size() < sizeof envelope) return Receive::kNothing;
+  std::memcpy(&envelope, input->data(), sizeof envelope);
+  if (envelope.magic != kWireMagic || envelope.payload_bytes > kMaxPayload || envelope.fd_count != 0)
+    return Receive::kMalformed;
+  const size_t size = sizeof envelope + envelope.payload_bytes;
+  if (input->size() < size) return Receive::kNothing;
+  out->envelope = envelope;
+  out->payload.assign(*input, sizeof envelope, envelope.payload_bytes);
+  out->fds.clear();
+  input->erase(0, size);
+  return Receive::kMessage;
 }
 
 }  // namespace
@@ -83,10 +89,8 @@ bool has_ended(const PeerRecord &record) {
 }
 
 bool has_left(const PeerRecord &record) {
-  sockaddr_un address;
-  const socklen_t length = abstract_address(socket_name(record.uuid), &address);
-  Fd fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  return fd.valid() && connect(fd.get(), reinterpret_cast<sockaddr *>(&address), length) != 0 && errno == ECONNREFUSED;
+  Fd fd;
+  return connect_abstract(socket_name(record.uuid), &fd) == ECONNREFUSED;
 }
 
 void Link::close() {
@@ -107,57 +111,25 @@ phx_status listen_abstract(const std::string &name, Fd *out) {
   return PHX_OK;
 }
 
-bool peer_credentials(int socket, uint32_t *uid, int32_t *pid) {
+int connect_abstract(const std::string &name, Fd *out) {
+  sockaddr_un address;
+  const socklen_t length = abstract_address(name, &address);
+  *out = Fd(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (out->valid() && connect(out->get(), reinterpret_cast<sockaddr *>(&address), length) == 0) return 0;
+  return errno;
+}
+
+ucred peer_credentials(int socket) {
   ucred credentials;
   socklen_t size = sizeof credentials;
-  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0 || size != sizeof credentials) return false;
-  *uid = credentials.uid;
-  *pid = credentials.pid;
-  return true;
+  if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) == 0 && size == sizeof credentials)
+    return credentials;
+  return {0, kNoUser, static_cast<gid_t>(-1)};
 }
 
-phx_status died(const PeerRecord &record) {
+Failed died(const PeerRecord &record) {
   return fail(PHX_ERR_PEER_DEAD, "group_create", "rank %d (pid %d) died", record.rank, record.pid).peer(record.rank);
 }
-
-phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out) {
-  Fd fd;
-  PHX_TRY(connect_abstract(record, deadline, &fd));
-  uint32_t uid = 0;
-  int32_t pid = 0;
-  // Any process may bind a free abstract name, so the user that answers is checked before anything is sent.
-  if (!peer_credentials(fd.get(), &uid, &pid))
-    return refused(record, "answers on a socket without credentials; refused");
-  if (uid != geteuid()) return refused(record, "runs as another user; ranks of a group must run as one user");
-
-  const Hello hello{kWireMagic, self_rank, self, record.uuid, record.token};
-  if (!send_record(fd.get(), &hello, sizeof hello))
-    return is_ending(record) ? died(record) : refused(record, "closed the connection during the handshake");
-  out->socket = std::move(fd);
-  out->pid = pid;
-  return PHX_OK;
-}
-
-phx_status finish_dial(const PeerRecord &record, Dial *dial, LinkRef *out) {
-  Welcome welcome{};
-  const Receive got = receive_record(dial->socket.get(), &welcome, sizeof welcome);
-  if (got == Receive::kNothing) return PHX_ERR_TIMEOUT;
-  if (got != Receive::kMessage)
-    return is_ending(record) ? died(record)
-                             : refused(record, "refused the handshake (another user, or a stale record in the store)");
-  if (welcome.magic != kWireMagic || welcome.from != record.uuid)
-    return refused(record, "sent a malformed handshake; refused");
-  *out = std::make_shared<Link>(record.uuid, record.rank, dial->pid, std::move(dial->socket));
-  return PHX_OK;
-}
-
-namespace {
-
-// Whether a receive on a socket of this host is to be tried again. A peer that closes its end with messages unread
-// resets the connection, and the kernel says so, once, before it gives what that peer sent last.
-bool reads_on(int error) { return error == EINTR || error == ECONNRESET; }
-
-}  // namespace
 
 bool send_record(int socket, const void *record, size_t size) {
   return send(socket, record, size, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(size);
@@ -180,54 +152,16 @@ Sent try_send(Link &link, const Envelope &envelope, const void *payload, const i
   return try_send_locked(link, envelope, payload, fds, error);
 }
 
-namespace {
-
-bool is_lost(int error) {
-  return error == EPIPE || error == ECONNRESET || error == ENOTCONN || error == ETIMEDOUT || error == EHOSTUNREACH ||
-         error == ENETUNREACH || error == ENETDOWN || error == EHOSTDOWN;
-}
-
-// Sends to a remote peer. Returns how many bytes the kernel took, or -1 with *error set.
-ssize_t send_some(Link &link, iovec *parts, size_t part_count, int *error) {
-  msghdr header{};
-  header.msg_iov = parts;
-  header.msg_iovlen = part_count;
-  for (;;) {
-    const ssize_t sent = sendmsg(link.socket.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-    *error = sent < 0 ? errno : 0;
-    if (*error == EINTR) continue;
-    if (sent < 0 && *error != EAGAIN && *error != EPIPE) link.lost_error.store(*error);
-    return sent;
-  }
-}
-
-Sent try_send_stream(Link &link, const Envelope &envelope, const void *payload, int *error) {
-  *error = envelope.fd_count != 0 ? EOPNOTSUPP : EPIPE;
-  if (!link.socket.valid() || envelope.fd_count != 0) return Sent::kFailed;
-  if (!link.outbox.empty()) flush_outbox_locked(link);
-  if (!link.outbox.empty()) return Sent::kFull;
-  iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope},
-                    {const_cast<void *>(payload), envelope.payload_bytes}};
-  const ssize_t sent = send_some(link, parts, envelope.payload_bytes > 0 ? 2 : 1, error);
-  if (sent < 0) return *error == EAGAIN ? Sent::kFull : Sent::kFailed;
-  if (static_cast<size_t>(sent) == sizeof envelope + envelope.payload_bytes) return Sent::kDone;
-  std::string bytes(reinterpret_cast<const char *>(&envelope), sizeof envelope);
-  if (envelope.payload_bytes > 0) bytes.append(static_cast<const char *>(payload), envelope.payload_bytes);
-  link.outbox.push_back(std::move(bytes));
-  link.outbox_sent = static_cast<size_t>(sent);
-  if (link.on_outbox) link.on_outbox();
-  return Sent::kDone;
-}
-
-}  // namespace
-
 void flush_outbox_locked(Link &link) {
   while (!link.outbox.empty() && link.socket.valid()) {
     std::string &bytes = link.outbox.front();
     int error = 0;
     if (link.remote) {
       iovec rest{&bytes[link.outbox_sent], bytes.size() - link.outbox_sent};
-      const ssize_t sent = send_some(link, &rest, 1, &error);
+      msghdr header{};
+      header.msg_iov = &rest;
+      header.msg_iovlen = 1;
+      const ssize_t sent = send_some(link, header, &error);
       if (sent < 0 && error == EAGAIN) return;
       link.outbox_sent += sent < 0 ? rest.iov_len : static_cast<size_t>(sent);
       if (link.outbox_sent < bytes.size()) continue;
@@ -242,7 +176,12 @@ void flush_outbox_locked(Link &link) {
 }
 
 Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, const int *fds, int *error) {
-  if (link.remote) return try_send_stream(link, envelope, payload, error);
+  const bool impossible = link.remote && envelope.fd_count != 0;
+  // After close() the descriptor is -1, and the kernel's EBADF would say less.
+  *error = impossible ? EOPNOTSUPP : EPIPE;
+  if (impossible || !link.socket.valid()) return Sent::kFailed;
+  if (link.remote && !link.outbox.empty()) flush_outbox_locked(link);
+  if (link.remote && !link.outbox.empty()) return Sent::kFull;
   char control[CMSG_SPACE(sizeof(int) * kMaxFds)];
   iovec parts[2] = {{const_cast<Envelope *>(&envelope), sizeof envelope},
                     {const_cast<void *>(payload), envelope.payload_bytes}};
@@ -259,25 +198,22 @@ Sent try_send_locked(Link &link, const Envelope &envelope, const void *payload, 
     item->cmsg_len = CMSG_LEN(sizeof(int) * envelope.fd_count);
     std::memcpy(CMSG_DATA(item), fds, sizeof(int) * envelope.fd_count);
   }
-  for (;;) {
-    *error = EPIPE;  // after close() the descriptor is -1, and the kernel's EBADF would say less
-    if (!link.socket.valid()) return Sent::kFailed;
-    if (sendmsg(link.socket.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return Sent::kDone;
-    *error = errno;
-    if (*error == EINTR) continue;
-    // The descriptors of one user that are sent and not yet received are limited to RLIMIT_NOFILE.
-    return *error == EAGAIN ? Sent::kFull : *error == ETOOMANYREFS ? Sent::kInFlight : Sent::kFailed;
-  }
+  const ssize_t sent = send_some(link, header, error);
+  // The descriptors of one user that are sent and not yet received are limited to RLIMIT_NOFILE.
+  if (sent < 0) return *error == EAGAIN ? Sent::kFull : *error == ETOOMANYREFS ? Sent::kInFlight : Sent::kFailed;
+  if (!link.remote || static_cast<size_t>(sent) == sizeof envelope + envelope.payload_bytes) return Sent::kDone;
+  std::string bytes(reinterpret_cast<const char *>(&envelope), sizeof envelope);
+  if (envelope.payload_bytes > 0) bytes.append(static_cast<const char *>(payload), envelope.payload_bytes);
+  link.outbox.push_back(std::move(bytes));
+  link.outbox_sent = static_cast<size_t>(sent);
+  if (link.on_outbox) link.on_outbox();
+  return Sent::kDone;
 }
 
 phx_status send_failed(const Link &link, int error) {
-  if (link.remote && is_lost(error))
+  if (is_lost(error))
     return fail_text(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) %s", link.rank, link.pid,
-                     link.process_state_text(), why_lost(link).c_str())
-        .peer(link.rank);
-  if (error == EPIPE || error == ECONNRESET || error == ENOTCONN)
-    return fail_text(PHX_ERR_PEER_DEAD, "send", "rank %d (pid %d, %s) closed its connection", link.rank, link.pid,
-                     link.process_state_text())
+                     link.process_state_text(), link.remote ? why_lost(link).c_str() : "closed its connection")
         .peer(link.rank);
   return fail_errno(error, "send", "could not reach rank %d (pid %d)", link.rank, link.pid).peer(link.rank);
 }
@@ -337,26 +273,6 @@ Receive receive_message(int socket, Message *out) {
   out->fds = std::move(fds);
   return Receive::kMessage;
 }
-
-namespace {
-
-// Takes the first message out of *input. kNothing: it is not complete.
-Receive take_message(std::string *input, Message *out) {
-  Envelope envelope{};
-  if (input->size() < sizeof envelope) return Receive::kNothing;
-  std::memcpy(&envelope, input->data(), sizeof envelope);
-  if (envelope.magic != kWireMagic || envelope.payload_bytes > kMaxPayload || envelope.fd_count != 0)
-    return Receive::kMalformed;
-  const size_t size = sizeof envelope + envelope.payload_bytes;
-  if (input->size() < size) return Receive::kNothing;
-  out->envelope = envelope;
-  out->payload.assign(*input, sizeof envelope, envelope.payload_bytes);
-  out->fds.clear();
-  input->erase(0, size);
-  return Receive::kMessage;
-}
-
-}  // namespace
 
 Receive receive_message(Link &link, Message *out) {
   if (!link.remote) return receive_message(link.socket.get(), out);

@@ -3,6 +3,8 @@
 // which each message is an Envelope and its payload, one after the other.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <atomic>
 #include <cstdint>
 #include <deque>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "base/deadline.h"
+#include "base/error.h"
 #include "base/fd.h"
 #include "base/fork.h"
 #include "phalanx/phalanx.h"
@@ -93,6 +96,7 @@ struct Link final : private ForkHook {
   // mutex.
   uint32_t queued = 0, queued_fds = 0;
 
+  bool gone() const { return state.load() != LinkState::kAlive; }
   // Whether the process of the peer has ended; false for a remote one, of which only the connection can be seen.
   bool process_has_ended() const { return !remote && phx::process_has_ended(pid); }
   // "running" and so on; "on host NAME" for a remote peer.
@@ -114,28 +118,21 @@ using LinkRef = std::shared_ptr<Link>;
 
 // A listening socket of that name, non-blocking.
 phx_status listen_abstract(const std::string &name, Fd *out);
+// Connects to such a socket, without waiting. Returns 0 or an errno: EAGAIN if its queue of connections is full. *out
+// is invalid if no socket could be made.
+int connect_abstract(const std::string &name, Fd *out);
 inline constexpr int64_t kLookMs = 20;  // how often a rank that waits for another looks whether that one has ended
 
-// A connection to a peer that has not answered yet. After a timeout it must be kept and continued: the peer takes it
-// for the connection between the two as soon as it reads the hello.
-struct Dial {
-  Fd socket;
-  int32_t pid = 0;  // by SO_PEERCRED
-};
-// Connects to `record`'s world, checks the user on the other end and sends the hello. A stopped peer does not delay it.
-// PHX_ERR_TIMEOUT, without a text: the peer's queue of connections was full until the deadline.
-phx_status dial(const PeerRecord &record, const Uuid &self, int32_t self_rank, const Deadline &deadline, Dial *out);
-// Takes in the answer, without waiting for it. PHX_ERR_TIMEOUT, without a text: it has not come yet.
-phx_status finish_dial(const PeerRecord &record, Dial *dial, LinkRef *out);
 // Whether the process that wrote this record has ended: none has its pid and start time, and its socket is gone.
 bool has_ended(const PeerRecord &record);
-phx_status died(const PeerRecord &record);  // the error that says so
+Failed died(const PeerRecord &record);  // the error that says so
 // Whether its world has ended, though the process may live on: its socket is gone. Only for a record of this host, like
 // has_ended.
 bool has_left(const PeerRecord &record);
 
-// The user and process on the other end. False if the kernel will not say.
-bool peer_credentials(int socket, uint32_t *uid, int32_t *pid);
+// The user and process on the other end. The user is kNoUser if the kernel will not say.
+ucred peer_credentials(int socket);
+inline constexpr uid_t kNoUser = static_cast<uid_t>(-1);
 
 // kFull: there is no room now. kInFlight: the kernel lets no more descriptors be under way. kFailed: see *error.
 enum class Sent { kDone, kFull, kInFlight, kFailed };

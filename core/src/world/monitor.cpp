@@ -45,10 +45,9 @@ Monitor::Monitor(const PeerRecord &self) : self_(self) {}
 
 phx_status Monitor::start() {
   Fd listener;
-  const phx_status status = listen_abstract(socket_name(self_.uuid), &listener);
-  return status != PHX_OK ? status
-                          : EventLoop::start("world_create", "phx-monitor", std::move(listener),
-                                             {kMaxStrangers, kHandshakeMs, kCrowdedMs});
+  PHX_TRY(listen_abstract(socket_name(self_.uuid), &listener));
+  return EventLoop::start("world_create", "phx-monitor", std::move(listener),
+                          {kMaxStrangers, kHandshakeMs, kCrowdedMs});
 }
 
 void Monitor::stop() {
@@ -67,9 +66,8 @@ void Monitor::stop() {
     entry.second->close();
   }
   pending_.clear();
-  pending_hosts_.clear();
   dials_by_fd_.clear();
-  host_dials_.clear();
+  dials_.clear();
   by_fd_.clear();
   inbox_.clear();
   changed_.notify_all();
@@ -84,7 +82,7 @@ void Monitor::say_goodbye(const std::vector<LinkRef> &links) {
       std::lock_guard<std::mutex> lock(link->send_mutex);
       if (link->outbox.empty() && !is_on_the_way(*link)) return true;
     }
-    return link->state.load() != LinkState::kAlive || std::strcmp(link->process_state_text(), "stopped") == 0;
+    return link->gone() || std::strcmp(link->process_state_text(), "stopped") == 0;
   };
   Backoff(1000, 1000).until(Deadline::after_ms(runs() ? kFarewellMs : 0), [&] {
     return std::all_of(links.begin(), links.end(), is_served);
@@ -92,7 +90,7 @@ void Monitor::say_goodbye(const std::vector<LinkRef> &links) {
 }
 
 void Monitor::post(const LinkRef &link, const Envelope &envelope, const void *payload) {
-  if (link->state.load() != LinkState::kAlive) return;
+  if (link->gone()) return;
   std::lock_guard<std::mutex> lock(link->send_mutex);
   int error = 0;
   if (link->outbox.empty()) {
@@ -168,7 +166,6 @@ void Monitor::after_events(bool any) {
 
 void Monitor::on_event(int fd, uint32_t events) {
   if (pending_.count(fd) != 0) return greet(fd);
-  if (pending_hosts_.count(fd) != 0) return greet_host(fd);
   LinkRef link;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -185,68 +182,47 @@ void Monitor::on_event(int fd, uint32_t events) {
 }
 
 void Monitor::on_accept(Fd fd, size_t listener) {
-  uint32_t uid = 0;
-  int32_t pid = 0;
   const int number = fd.get();
-  if (listener == kHostListener) {
+  const bool remote = listener == kHostListener;
+  if (remote) {
     tune_host_connection(number);
-    pending_hosts_[number] = std::make_unique<HostStranger>(std::move(fd), self_);
-    watch_fd(number);
-    return greet_host(number);
-  }
-  if (!peer_credentials(number, &uid, &pid) || uid != self_.uid) {
-    PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user", pid,
-            uid);
+  } else if (const ucred peer = peer_credentials(number); peer.uid != self_.uid) {
+    PHX_LOG(PHX_LOG_WARNING, "refused a connection from pid %d of user %u: ranks of a group must run as one user",
+            peer.pid, peer.uid);
     return end_handshake(number);
   }
-  pending_[number] = std::move(fd);
+  pending_[number] = std::make_unique<Stranger>(std::move(fd), self_, remote);
   watch_fd(number);
   greet(number);
 }
 
 void Monitor::on_late(int fd) {
-  if (pending_hosts_.count(fd) != 0) {
-    PHX_LOG(PHX_LOG_WARNING, "closed a connection from %s, which ended no handshake in time",
-            address_of_peer(fd).c_str());
-    return close_stranger(fd);
-  }
-  uint32_t uid = 0;
-  int32_t pid = 0;
-  peer_credentials(fd, &uid, &pid);
-  PHX_LOG(PHX_LOG_WARNING, "closed a connection from pid %d, which began no handshake in time", pid);
+  PHX_LOG(PHX_LOG_WARNING, "closed a connection from %s, which ended no handshake in time",
+          pending_.at(fd)->name().c_str());
   close_stranger(fd);
 }
 
 void Monitor::close_stranger(int fd) {
   pending_.erase(fd);
-  pending_hosts_.erase(fd);
   end_handshake(fd);
 }
 
 // ---- the links
 
 void Monitor::greet(int fd) {
-  uint32_t uid = 0;
-  int32_t pid = 0;
-  Hello hello{};
-  const Receive got = receive_record(fd, &hello, sizeof hello);
-  if (got == Receive::kNothing) return;
-  peer_credentials(fd, &uid, &pid);
-  const bool valid = got == Receive::kMessage && hello.magic == kWireMagic && hello.to == self_.uuid &&
-                     hello.token == self_.token && hello.from != self_.uuid;
-  const LinkRef known = valid ? find_link(hello.from) : nullptr;
-  const bool connected = known && known->state.load() == LinkState::kAlive;
-  if (!valid)
-    PHX_LOG(PHX_LOG_WARNING, "refused a malformed or unauthorised handshake from pid %d", pid);
+  Stranger &stranger = *pending_.at(fd);
+  const Stranger::Step step = stranger.advance();
+  if (step == Stranger::Step::kWaits) return;
+  const bool valid = step == Stranger::Step::kProven;
+  const LinkRef known = valid ? find_link(stranger.peer()) : nullptr;
+  const bool connected = known && !known->gone();
+  if (!valid && !stranger.said_nothing())
+    PHX_LOG(PHX_LOG_WARNING, "refused a malformed or unauthorised handshake from %s", stranger.name().c_str());
   else if (connected)
-    PHX_LOG(PHX_LOG_WARNING, "refused a handshake from pid %d: rank %d (pid %d) is connected already", pid, known->rank,
-            known->pid);
+    PHX_LOG(PHX_LOG_WARNING, "refused a handshake from %s: rank %d (pid %d) is connected already",
+            stranger.name().c_str(), known->rank, known->pid);
   if (!valid || connected) return close_stranger(fd);
-  admit(fd, std::make_shared<Link>(hello.from, hello.rank, pid, std::move(pending_[fd])));
-}
-
-// Ends the handshake of the stranger that is this peer.
-void Monitor::admit(int fd, const LinkRef &link) {
+  const LinkRef link = stranger.make_link();
   close_stranger(fd);
   const Welcome welcome{kWireMagic, self_.rank, self_.uuid};
   if (!send_record(fd, &welcome, sizeof welcome)) return;
@@ -267,37 +243,27 @@ void Monitor::keep(const LinkRef &link) {
 }
 
 void Monitor::read_link(const LinkRef &link) {
-  for (;;) {
+  Receive got = Receive::kMessage;
+  while (got == Receive::kMessage) {
     Message message;
-    switch (receive_message(*link, &message)) {
-      case Receive::kMessage:
-        deliver(link, std::move(message));
-        if (link->state.load() != LinkState::kAlive) return;
-        continue;
-      case Receive::kNothing: {
-        // An event, but not of the socket: the pidfd says that the process has ended.
-        pollfd entry{link->pidfd.get(), POLLIN, 0};
-        if (link->pidfd.valid() && poll(&entry, 1, 0) > 0) end_link(link, LinkState::kDead);
-        return;
-      }
-      case Receive::kMalformed:
-        PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent a malformed message; its connection is closed", link->rank,
-                link->pid);
-        link->ending = "sent a malformed message, so this rank closed its connection";
-        end_link(link, LinkState::kDead);
-        return;
-      case Receive::kClosed: {
-        // The sockets of a dying process close a moment before its pidfd says that it has ended.
-        if (link->pidfd.valid()) {
-          pollfd entry{link->pidfd.get(), POLLIN, 0};
-          poll(&entry, 1, 20);
-        }
-        if (link->remote) link->ending = why_lost(*link);
-        end_link(link, LinkState::kDead);
-        return;
-      }
-    }
+    got = receive_message(*link, &message);
+    if (got == Receive::kMessage) deliver(link, std::move(message));
+    if (link->gone()) return;
   }
+  pollfd entry{link->pidfd.get(), POLLIN, 0};
+  if (got == Receive::kNothing) {
+    // An event, but not of the socket: the pidfd says that the process has ended.
+    if (!link->pidfd.valid() || poll(&entry, 1, 0) <= 0) return;
+  } else if (got == Receive::kMalformed) {
+    PHX_LOG(PHX_LOG_ERROR, "rank %d (pid %d) sent a malformed message; its connection is closed", link->rank,
+            link->pid);
+    link->ending = "sent a malformed message, so this rank closed its connection";
+  } else {
+    // The sockets of a dying process close a moment before its pidfd says that it has ended.
+    if (link->pidfd.valid()) poll(&entry, 1, 20);
+    if (link->remote) link->ending = why_lost(*link);
+  }
+  end_link(link, LinkState::kDead);
 }
 
 void Monitor::deliver(const LinkRef &link, Message &&message) {
@@ -367,9 +333,22 @@ void Monitor::on_death(const Message &message) {
   if (message.payload.size() != sizeof uuid) return;
   std::memcpy(&uuid, message.payload.data(), sizeof uuid);
   const LinkRef link = find_link(uuid);
-  if (!link || link->state.load() != LinkState::kAlive || !link->process_has_ended()) return;
+  if (!link || link->gone() || !link->process_has_ended()) return;
   read_link(link);
-  if (link->state.load() == LinkState::kAlive) end_link(link, LinkState::kDead);
+  if (!link->gone()) end_link(link, LinkState::kDead);
+}
+
+template <class Is>
+void Monitor::drop_messages(Is is) {
+  for (auto it = inbox_.begin(); it != inbox_.end();) {
+    if (!is(it->first, it->second)) {
+      ++it;
+      continue;
+    }
+    const auto link = links_.find(it->first.from);
+    if (link != links_.end()) uncount(*link->second, it->second);
+    it = inbox_.erase(it);
+  }
 }
 
 void Monitor::end_link(const LinkRef &link, LinkState state) {
@@ -399,15 +378,10 @@ void Monitor::end_link(const LinkRef &link, LinkState state) {
   std::lock_guard<std::mutex> lock(mutex_);
   // Its messages may still count, as in an agreement. The descriptors of a peer that left in good order do so too: it
   // had what it needed, and others may still be reading. Those of a dead peer are useless: its groups have failed.
-  for (auto it = inbox_.begin(); it != inbox_.end();) {
-    const bool useless = state == LinkState::kDead || groups_.count(it->first.group_id) == 0;
-    if (it->first.from != link->uuid || it->second.fds.empty() || !useless) {
-      ++it;
-      continue;
-    }
-    uncount(*link, it->second);
-    it = inbox_.erase(it);
-  }
+  drop_messages([&](const Key &key, const Message &message) {
+    const bool useless = state == LinkState::kDead || groups_.count(key.group_id) == 0;
+    return key.from == link->uuid && !message.fds.empty() && useless;
+  });
   changed_.notify_all();
 }
 
@@ -423,17 +397,6 @@ void Monitor::adopt(const LinkRef &link) {
   std::lock_guard<std::mutex> lock(mutex_);
   watch_fd(link->socket.get());
   keep(link);
-}
-
-LinkRef Monitor::await_link(const Uuid &uuid, const Deadline &deadline) {
-  LinkRef link;
-  std::unique_lock<std::mutex> lock(mutex_);
-  wait_until(changed_, lock, deadline, [&] {
-    const auto found = links_.find(uuid);
-    if (found != links_.end()) link = found->second;
-    return link || stopping_.load() || broken_.status != PHX_OK;
-  });
-  return link;
 }
 
 void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
@@ -456,7 +419,7 @@ void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
       cause = broken_;
     }
     for (const auto &entry : links_)
-      if (entry.second->state.load() != LinkState::kAlive) ended.push_back(entry.second);
+      if (entry.second->gone()) ended.push_back(entry.second);
   }
   // A peer that ended between its handshake and now was not reported to this group.
   for (const LinkRef &link : ended)
@@ -509,15 +472,9 @@ void Monitor::end_exchange(uint64_t group_id, uint64_t ordinal) {
 }
 
 void Monitor::drop_messages(uint64_t group_id, uint64_t from, uint64_t to) {
-  for (auto it = inbox_.begin(); it != inbox_.end();) {
-    if (it->first.group_id != group_id || it->first.ordinal < from || it->first.ordinal >= to) {
-      ++it;
-      continue;
-    }
-    auto link = links_.find(it->first.from);
-    if (link != links_.end()) uncount(*link->second, it->second);
-    it = inbox_.erase(it);
-  }
+  drop_messages([&](const Key &key, const Message &) {
+    return key.group_id == group_id && key.ordinal >= from && key.ordinal < to;
+  });
 }
 
 std::vector<std::shared_ptr<GroupListener>> Monitor::listeners() const {
@@ -543,7 +500,7 @@ phx_status Monitor::take(const Uuid &from, uint64_t group_id, uint64_t ordinal, 
       status = PHX_OK;
     } else if (interrupted.load() != 0) {
       status = PHX_ERR_REVOKED;
-    } else if (link == links_.end() || link->second->state.load() != LinkState::kAlive || stopping_.load()) {
+    } else if (link == links_.end() || link->second->gone() || stopping_.load()) {
       status = PHX_ERR_PEER_DEAD;
     } else if (broken_.status != PHX_OK) {
       status = PHX_ERR_REVOKED;

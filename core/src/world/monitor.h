@@ -3,11 +3,13 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <vector>
 
 #include "base/error.h"
@@ -15,7 +17,6 @@
 #include "base/progress.h"
 #include "world/host_handshake.h"
 #include "world/link.h"
-#include "world/recent_ids.h"
 
 namespace phx {
 
@@ -33,6 +34,24 @@ class GroupListener {
   virtual void on_finalized(const ErrorInfo &) {}
 };
 
+// The last numbers that were put in: of a bounded count, in memory that does not grow.
+class RecentIds {
+ public:
+  static constexpr size_t kCount = 1024;
+
+  void insert(uint64_t id) {  // not 0
+    if (count(id) != 0) return;
+    ids_[next_] = id;
+    next_ = (next_ + 1) % kCount;
+  }
+  void erase(uint64_t id) { std::replace(ids_.begin(), ids_.end(), id, uint64_t{0}); }
+  size_t count(uint64_t id) const { return std::find(ids_.begin(), ids_.end(), id) != ids_.end() ? 1 : 0; }
+
+ private:
+  std::array<uint64_t, kCount> ids_{};
+  size_t next_ = 0;
+};
+
 class Monitor : private EventLoop {
  public:
   explicit Monitor(const PeerRecord &self);
@@ -46,23 +65,20 @@ class Monitor : private EventLoop {
   void post(const LinkRef &link, const Envelope &envelope, const void *payload);
 
   LinkRef find_link(const Uuid &uuid) const;
-  void adopt(const LinkRef &link);  // one that was dialed
-  // Waits until the peer has dialed in; NULL at the deadline.
-  LinkRef await_link(const Uuid &uuid, const Deadline &deadline);
+  void adopt(const LinkRef &link);  // one that was made elsewhere
 
   // Accepts ranks of other hosts from this listening TCP socket. False, with errno set, if that is impossible.
   bool listen_for_hosts(Fd listener);
-  // Begins to connect to a rank of another host, unless that was begun before or there is a link. The thread goes on
-  // with it, whether or not anyone waits. PHX_ERR_REVOKED, without a text: the world was finalized.
-  phx_status dial_host(const PeerRecord &peer);
-  // Begins to ask a host whether that rank, which is to dial this one, still listens. If not, await_host() fails.
-  void ask_host(const PeerRecord &peer);
-  // Waits for a connection to a rank of another host, whichever dials. PHX_ERR_TIMEOUT, without a text: it is not there
-  // yet; PHX_ERR_REVOKED, without a text: the world was finalized. Another error is that of the connection, and the
-  // next dial_host() begins anew.
-  phx_status await_host(const Uuid &uuid, const Deadline &deadline, LinkRef *out);
-  // What a connection that was begun waits for, for errors; empty if there is none.
-  std::string host_waits_for(const Uuid &uuid) const;
+  // Begins to connect to a rank, unless that was begun before or there is a link. The thread goes on with it, whether
+  // or not anyone waits. `only_asks`: begins to ask another host whether that rank, which is to dial this one, still
+  // listens; if not, await_link() fails. PHX_ERR_REVOKED, without a text: the world was finalized. Another error is
+  // that of a connection that has failed at once.
+  phx_status dial(const PeerRecord &peer, bool only_asks = false);
+  // Waits for a connection to a rank, whichever dials. PHX_ERR_TIMEOUT, without a text: it is not there yet;
+  // PHX_ERR_REVOKED, without a text: the world was finalized. Another error is that of the connection, and the next
+  // dial() begins anew.
+  phx_status await_link(const Uuid &uuid, const Deadline &deadline, LinkRef *out);
+  std::string dial_lacks(const Uuid &uuid) const;  // what has not happened, for the error of a rank that dials
 
   using EventLoop::accept_error;
 
@@ -89,14 +105,14 @@ class Monitor : private EventLoop {
   void begin_chore();
 
  private:
+  using Stranger = phx::Stranger;  // more than EventLoop knows of one
   static constexpr int64_t kHandshakeMs = 5000;
   struct Key {
     Uuid from;
     uint64_t group_id;
     uint64_t ordinal;
     bool operator<(const Key &other) const {
-      if (from != other.from) return from < other.from;
-      return group_id != other.group_id ? group_id < other.group_id : ordinal < other.ordinal;
+      return std::tie(from, group_id, ordinal) < std::tie(other.from, other.group_id, other.ordinal);
     }
   };
 
@@ -120,19 +136,18 @@ class Monitor : private EventLoop {
   void say_goodbye(const std::vector<LinkRef> &links);
   void on_death(const Message &message);
   void greet(int fd);
-  void greet_host(int fd);
-  void admit(int fd, const LinkRef &link);
   void close_stranger(int fd);
   void advance_dial(int fd);
-  void begin_dial(const PeerRecord &peer, bool only_asks);
-  void after_step(HostDial &dial, HostDial::Step step, int watched);  // with the mutex held
+  void after_step(Dial &dial, Dial::Step step, int watched);  // with the mutex held
   void redial();
   void do_chore();
   void keep(const LinkRef &link);  // with the mutex held
   void read_link(const LinkRef &link);
   void deliver(const LinkRef &link, Message &&message);
   void end_link(const LinkRef &link, LinkState state);
-  void drop_messages(uint64_t group_id, uint64_t from, uint64_t to);  // with the mutex held
+  template <class Is>
+  void drop_messages(Is is);  // those for which `is` is true; with the mutex held
+  void drop_messages(uint64_t group_id, uint64_t from, uint64_t to);
   std::vector<std::shared_ptr<GroupListener>> listeners() const;
 
   const PeerRecord self_;
@@ -144,16 +159,15 @@ class Monitor : private EventLoop {
   ErrorInfo broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
   uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over; the thread writes the latter
   uint64_t woken_ = 0;                    // calls of catch_up that the thread knows of; the thread's own
-  std::atomic<int64_t> redial_ns_{INT64_MAX};  // when a connection to another host is to be tried again
+  std::atomic<int64_t> redial_ns_{INT64_MAX};  // when a connection is to be tried again
   std::function<Progress::Next()> chore_;
-  int chore_fd_ = -1;                         // the thread's own
-  std::atomic<int64_t> chore_ns_{INT64_MAX};  // when it is to be called
-  std::map<int, Fd> pending_;                 // strangers by descriptor; the thread's own, like those of other hosts
-  std::map<int, std::unique_ptr<HostStranger>> pending_hosts_;
-  std::map<int, LinkRef> by_fd_;                          // socket and pidfd
-  std::map<Uuid, std::unique_ptr<HostDial>> host_dials_;  // connections to other hosts that are being made
-  std::map<int, Uuid> dials_by_fd_;                       // those with a socket
-  std::map<Uuid, LinkRef> links_;                         // also ended ones, so that later groups get a proper error
+  int chore_fd_ = -1;                                 // the thread's own
+  std::atomic<int64_t> chore_ns_{INT64_MAX};          // when it is to be called
+  std::map<int, std::unique_ptr<Stranger>> pending_;  // by descriptor; the thread's own
+  std::map<int, LinkRef> by_fd_;                      // socket and pidfd
+  std::map<Uuid, std::unique_ptr<Dial>> dials_;       // connections that are being made
+  std::map<int, Uuid> dials_by_fd_;                   // those with a socket
+  std::map<Uuid, LinkRef> links_;                     // also ended ones, so that later groups get a proper error
   std::map<Key, Message> inbox_;
   std::map<uint64_t, Watched> groups_;
   std::map<uint64_t, ErrorInfo> early_revocations_;  // of groups that this rank has not made yet

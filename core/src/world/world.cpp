@@ -17,9 +17,12 @@
 namespace phx {
 namespace {
 
-constexpr int64_t kDialSliceMs = 5;  // how long one call holds up others that connect to peers
 // How often a rank asks another host whether the peer that is to dial it has ended, which it sees in no other way.
 constexpr int64_t kAskNs = 500 * 1000000LL;
+
+phx_status raise_finalized() {
+  return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
+}
 
 }  // namespace
 
@@ -82,11 +85,9 @@ phx_status World::listen_for_hosts(HostAddress *out) {
     const char *const master = std::getenv("MASTER_ADDR");
     if (hint.empty() && master != nullptr) hint = master;
     Fd listener;
-    phx_status status = choose_address("group_create", hint, &address_);
-    if (status == PHX_OK) status = listen_at("group_create", &address_, &listener);
-    if (status != PHX_OK) return status;
-    if (finalized())
-      return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
+    PHX_TRY(choose_address("group_create", hint, &address_));
+    PHX_TRY(listen_at("group_create", &address_, &listener));
+    if (finalized()) return raise_finalized();
     if (!monitor_.listen_for_hosts(std::move(listener)))
       return fail_errno(errno, "group_create", "could not watch a listening socket");
     listens_.store(true, std::memory_order_release);
@@ -95,57 +96,36 @@ phx_status World::listen_for_hosts(HostAddress *out) {
   return PHX_OK;
 }
 
-phx_status World::dial_host(const PeerRecord &peer) {
-  const bool dials = peer.uuid < record_.uuid;
-  if (dials && peer.address.family == 0)
+// The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
+phx_status World::begin_connecting(const PeerRecord &peer) {
+  const bool dials = peer.uuid < record_.uuid, remote = on_another_host(record_, peer);
+  if (remote && dials && peer.address.family == 0)
     return fail(PHX_ERR_UNSUPPORTED, "group_create",
                 "rank %d (pid %d, %s) does not accept connections from other hosts", peer.rank, peer.pid,
                 process_text(record_, peer).c_str())
         .peer(peer.rank);
-  if (!dials && address().family == 0)
+  if (remote && !dials && address().family == 0)
     return fail(PHX_ERR_UNSUPPORTED, "group_create",
                 "rank %d does not accept connections from other hosts, and rank %d (pid %d, %s) has to "
                 "connect to it",
                 rank(), peer.rank, peer.pid, process_text(record_, peer).c_str())
         .peer(peer.rank);
-  if (!dials || monitor_.dial_host(peer) == PHX_OK) return PHX_OK;
-  return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
+  const phx_status status = dials ? monitor_.dial(peer) : PHX_OK;
+  return status == PHX_ERR_REVOKED ? raise_finalized() : status;
 }
 
 // The error of a peer that was not connected by the deadline.
-phx_status World::raise_late(const PeerRecord &peer, const Deadline &deadline, const char *what) const {
-  std::string why;
-  if (on_another_host(record_, peer)) {
-    why = peer.uuid < record_.uuid ? monitor_.host_waits_for(peer.uuid)
-                                   : "this rank listens at " + text_of(address()) +
-                                         ". See whether that rank is stopped or a firewall drops the packets, or name "
-                                         "another interface in PHALANX_SOCKET_IFNAME here";
-    if (!why.empty()) why.insert(0, ": ");
-  }
-  return fail(PHX_ERR_TIMEOUT, "group_create", "%s: rank %d (pid %d, %s) %s%s", timed_out(deadline.budget_ms()).c_str(),
-              peer.rank, peer.pid, process_text(record_, peer).c_str(), what, why.c_str())
+phx_status World::raise_late(const PeerRecord &peer, const Deadline &deadline) const {
+  std::string what = "did not connect";
+  if (peer.uuid < record_.uuid)
+    what = monitor_.dial_lacks(peer.uuid);
+  else if (on_another_host(record_, peer))
+    what += ": this rank listens at " + text_of(address()) +
+            ". See whether that rank is stopped or a firewall drops the packets, or name another interface in "
+            "PHALANX_SOCKET_IFNAME here";
+  return fail(PHX_ERR_TIMEOUT, "group_create", "%s: rank %d (pid %d, %s) %s", timed_out(deadline.budget_ms()).c_str(),
+              peer.rank, peer.pid, process_text(record_, peer).c_str(), what.c_str())
       .peer(peer.rank);
-}
-
-// The one with the larger id dials: every pair agrees on it, whatever groups they meet in.
-phx_status World::begin_connecting(const PeerRecord &peer, const Deadline &deadline) {
-  if (on_another_host(record_, peer)) return dial_host(peer);
-  if (record_.uuid < peer.uuid) return PHX_OK;
-  for (;;) {
-    // In slices, between which others may dial: theirs may be shorter deadlines, and peers that answer.
-    const Deadline slice = Deadline::after_ms(std::min<int64_t>(kDialSliceMs, deadline.left_ms()));
-    phx_status status = PHX_OK;
-    {
-      std::lock_guard<std::mutex> lock(dial_mutex_);  // two groups made at once must not dial one peer twice
-      if (dials_.count(peer.uuid) != 0 || monitor_.find_link(peer.uuid)) return PHX_OK;
-      Dial dialed;
-      status = dial(peer, record_.uuid, record_.rank, slice, &dialed);
-      if (status == PHX_OK) dials_[peer.uuid] = std::move(dialed);
-    }
-    if (status != PHX_ERR_TIMEOUT) return status;
-    if (!deadline.passed()) continue;
-    return raise_late(peer, deadline, "did not accept a connection");
-  }
 }
 
 void World::know_rank(int32_t rank, const PeerRecord &record) {
@@ -162,9 +142,8 @@ phx_status World::look_at_rank(int32_t rank) {
     record = known->second;
   }
   const LinkRef link = monitor_.find_link(record.uuid);
-  const LinkState state = link ? link->state.load() : LinkState::kAlive;
-  if (state == LinkState::kAlive) return PHX_OK;
-  const char *const what = state == LinkState::kLeft ? "has left: its world was finalized" : link->fate();
+  if (!link || !link->gone()) return PHX_OK;
+  const char *const what = link->state.load() == LinkState::kLeft ? "has left: its world was finalized" : link->fate();
   return fail_text(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, what)
       .rank(record_.rank)
       .peer(rank);
@@ -178,50 +157,20 @@ phx_status World::raise_accept_error() const {
   return PHX_ERR_SYSTEM;
 }
 
-// One look at whether the peer is connected. PHX_ERR_TIMEOUT, without a text: not yet.
-phx_status World::try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out) {
-  const bool dials = peer.uuid < record_.uuid;
-  if (on_another_host(record_, peer)) {
-    const phx_status status = monitor_.await_host(peer.uuid, until, out);
-    if (status == PHX_ERR_REVOKED)
-      return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
-    return status != PHX_ERR_TIMEOUT || dials ? status : raise_accept_error();
-  }
-  if (!dials) {
-    *out = monitor_.await_link(peer.uuid, until);
-    return *out ? PHX_OK : raise_accept_error();
-  }
-  for (Backoff backoff(50, 1000);; backoff.pause(until)) {  // without the lock: others connect to other peers
-    {
-      std::lock_guard<std::mutex> lock(dial_mutex_);
-      *out = monitor_.find_link(peer.uuid);
-      if (*out) return PHX_OK;
-      const auto dialed = dials_.find(peer.uuid);
-      if (dialed == dials_.end())
-        return fail(PHX_ERR_REVOKED, "group_create", "the world was finalized while the group was being created");
-      const phx_status status = finish_dial(peer, &dialed->second, out);
-      if (status != PHX_ERR_TIMEOUT) {
-        dials_.erase(dialed);
-        if (status == PHX_OK) monitor_.adopt(*out);
-        return status;
-      }
-    }
-    if (until.passed()) return PHX_ERR_TIMEOUT;
-  }
-}
-
 phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                           LinkRef *out) {
-  const bool asks = record_.uuid < peer.uuid && peer.address.family != 0 && on_another_host(record_, peer);
+  const bool dials = peer.uuid < record_.uuid;
+  const bool asks = !dials && peer.address.family != 0 && on_another_host(record_, peer);
   for (int64_t ask_at_ns = now_ns() + kAskNs;;) {
     const Deadline until = Deadline::after_ms(std::min(kLookMs, deadline.left_ms()));
-    phx_status status = try_connecting(peer, until, out);
+    phx_status status = monitor_.await_link(peer.uuid, until, out);
+    if (status == PHX_ERR_REVOKED) return raise_finalized();
+    if (status == PHX_ERR_TIMEOUT && !dials) status = raise_accept_error();
     if (status != PHX_ERR_TIMEOUT) return status;
-    status = look();
-    if (status != PHX_OK) return status;
-    if (deadline.passed()) return raise_late(peer, deadline, "did not connect");
+    PHX_TRY(look());
+    if (deadline.passed()) return raise_late(peer, deadline);
     if (!asks || now_ns() < ask_at_ns) continue;
-    monitor_.ask_host(peer);
+    monitor_.dial(peer, true);
     ask_at_ns = now_ns() + kAskNs;
   }
 }
@@ -263,15 +212,11 @@ std::vector<std::shared_ptr<GroupListener>> World::groups() const {
 
 void World::finalize() {
   if (finalized_.exchange(true)) return;
-  ErrorInfo cause = make_error_info();
-  cause.status = PHX_ERR_REVOKED;
-  cause.rank = rank();
-  copy_text(cause.operation, sizeof cause.operation, "world_finalize");
-  copy_text(cause.text, sizeof cause.text, "this rank's world was finalized");
+  const KeptError kept;
+  fail_text(PHX_ERR_REVOKED, "world_finalize", "this rank's world was finalized").rank(rank());
+  const ErrorInfo cause = last_error();
   for (const auto &group : groups()) group->on_finalized(cause);
   monitor_.stop();
-  std::lock_guard<std::mutex> lock(dial_mutex_);
-  dials_.clear();
 }
 
 phx_status refuse_fork(const char *operation, const World &world) {

@@ -1,8 +1,6 @@
 // One rank's context: its store, its monitor, its memory and its groups. No state of the process is involved.
 #pragma once
 
-#include <unistd.h>
-
 #include <functional>
 #include <map>
 #include <memory>
@@ -76,9 +74,8 @@ class World : public std::enable_shared_from_this<World> {
 
   // The connection to a peer, made if there is none, in two steps: begin it with all peers, and wait for none of them
   // before that. To a peer of another host it is a TCP connection to the address in its record, and both ranks must
-  // listen_for_hosts(), because either may be the one that dials. A connection that was begun and not waited for is
-  // gone on with by the next call.
-  phx_status begin_connecting(const PeerRecord &peer, const Deadline &deadline);
+  // listen_for_hosts(), because either may be the one that dials.
+  phx_status begin_connecting(const PeerRecord &peer);
   // `look` is called now and then while the peer does not answer; what it returns, if not PHX_OK, ends the wait.
   phx_status connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
                      LinkRef *out);
@@ -102,10 +99,8 @@ class World : public std::enable_shared_from_this<World> {
  private:
   // The error of resolve_timeout.
   phx_status refuse_to_wait(const char *operation, int64_t timeout_ms) const;
-  phx_status dial_host(const PeerRecord &peer);
   phx_status raise_accept_error() const;
-  phx_status raise_late(const PeerRecord &peer, const Deadline &deadline, const char *what) const;
-  phx_status try_connecting(const PeerRecord &peer, const Deadline &until, LinkRef *out);
+  phx_status raise_late(const PeerRecord &peer, const Deadline &deadline) const;
   World(const PeerRecord &record, int32_t size) : record_(record), size_(size), monitor_(record) {}
 
   const PeerRecord record_;
@@ -128,8 +123,6 @@ class World : public std::enable_shared_from_this<World> {
   std::mutex listen_mutex_;
   std::atomic<bool> listens_{false};  // release, after address_ is complete; pairs with the acquire in address()
   HostAddress address_{};
-  std::mutex dial_mutex_;
-  std::map<Uuid, Dial> dials_;  // of peers of this host that have not answered yet
   mutable std::mutex mutex_;
   struct Attempts {
     uint32_t made = 0;
