@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/error.h"
 #include "gpu/gpu.h"
-#include "kernels/random_device_box.h"
 
 namespace phx::random {
 namespace {
@@ -41,12 +41,10 @@ static_assert(PHX_DTYPE_U8 == PHX_DTYPE_I8 + 1 && PHX_DTYPE_U16 == PHX_DTYPE_I16
 
 phx_status fill_on_gpu(const char *operation, const phx_device &device, void *stream, int32_t kind, int32_t dtype,
                        void *out, uint64_t key, const Settings &settings, const Box &box) {
-  DeviceFill fill{out, key, settings, {}};
-  fill.box.first = box.first;
-  fill.box.count = 1;
-  fill.box.ndim = simplify(box, fill.box.dims);
-  if (fill.box.ndim < 0) return PHX_OK;
-  for (int32_t d = 0; d < fill.box.ndim; ++d) fill.box.count *= fill.box.dims[d].size;
+  DeviceFill fill{out, key, settings, box.first, 1, 0, {}};
+  fill.ndim = simplify(box, fill.dims);
+  if (fill.ndim < 0) return PHX_OK;
+  for (int32_t d = 0; d < fill.ndim; ++d) fill.count *= fill.dims[d].size;
   std::string problem;
   cuda::Gpus *const gpus = cuda::gpus_of_process(&problem);
   if (gpus == nullptr) return fail(PHX_ERR_UNSUPPORTED, operation, "%s", problem.c_str());
@@ -63,7 +61,7 @@ phx_status fill_on_gpu(const char *operation, const phx_device &device, void *st
   if (driver.pointer_attribute(&where, cuda::kKindOfMemory, reinterpret_cast<uintptr_t>(out)) != 0)
     return fail(PHX_ERR_INVALID, operation,
                 "out is not memory that this GPU can reach; allocate it on the GPU that device names");
-  const int64_t worth = (fill.box.count + threads - 1) / threads;
+  const int64_t worth = (fill.count + threads - 1) / threads;
   const auto blocks = static_cast<unsigned>(std::min(worth, kBlocksOfProcessor * gpu.processors));
   void *parameters[] = {&fill};
   cuda::Result result = current.result();

@@ -6,7 +6,7 @@
 #include <new>
 
 #include "group/group.h"
-#include "kernels/copy_bytes.h"
+#include "kernels/copies.h"
 #include "p2p/messenger.h"
 
 namespace phx {
