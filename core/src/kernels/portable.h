@@ -78,11 +78,15 @@ struct Element<BF16> {
   }
 };
 
-// Returns `x < limit ? a : b` for x and limit below 2^31. It is not written like that, because compilers would branch
-// around the floating-point arithmetic of the other case, and then could not vectorize it.
+// Returns `x < limit ? a : b` for x and limit below 2^31. It is not written like that for processors, because
+// compilers would branch around the floating-point arithmetic of the other case, and then could not vectorize it.
 PHX_PORTABLE inline uint32_t below(uint32_t x, uint32_t limit, uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return x < limit ? a : b;
+#else
   const uint32_t mask = 0u - ((x - limit) >> 31);
   return (a & mask) | (b & ~mask);
+#endif
 }
 
 // f16 has 5 bits of exponent, biased by 15, and 10 of fraction; f32 has 8, biased by 127, and 23.

@@ -100,21 +100,16 @@ struct Bernoulli {
 struct Truth {
   uint8_t byte;
 };
+// Integers keep their lowest bits.
 template <class E>
 PHX_RANDOM_FN E stored(int64_t value) {
-  return static_cast<E>(value);  // E is unsigned or floating: integers keep their lowest bits
-}
-template <>
-PHX_RANDOM_FN Truth stored<Truth>(int64_t value) {
-  return {static_cast<uint8_t>(value != 0)};
-}
-template <>
-PHX_RANDOM_FN F16 stored<F16>(int64_t value) {
-  return {f16_of(static_cast<float>(value))};
-}
-template <>
-PHX_RANDOM_FN BF16 stored<BF16>(int64_t value) {
-  return {bf16_of(static_cast<float>(value))};
+  if constexpr (std::is_same_v<E, Truth>) {
+    return {static_cast<uint8_t>(value != 0)};
+  } else if constexpr (std::is_integral_v<E>) {
+    return static_cast<E>(value);
+  } else {
+    return Element<E>::store(static_cast<RealOf<E>>(value));
+  }
 }
 
 // low + floor(range * word / 2^bits): each value comes from 2^bits / range of the words, give or take one.
