@@ -29,11 +29,14 @@
 #include <emmintrin.h>
 #endif
 
+#include "kernels/copies.h"
 #include "kernels/kernels.h"
 
 namespace {
 
+using phx::kernels::CopyUse;
 using phx::kernels::ReduceFn;
+using phx::kernels::Results;
 
 struct Name {
   const char *name;
@@ -262,8 +265,9 @@ int main(int argc, char **argv) {
                       asm volatile("" ::: "memory");
                     },
                     false});
-    ways.push_back({"copy_wide", "", 1, [=] { phx::kernels::copy_wide(second, memory, each); }, false});
-    ways.push_back({"copy_streaming", "", 1, [=] { phx::kernels::copy_streaming(second, memory, each); }, false});
+    ways.push_back({"copy_wide", "", 1, [=] { phx::kernels::copy_for(CopyUse::kAny, second, memory, each); }, false});
+    ways.push_back(
+        {"copy_streaming", "", 1, [=] { phx::kernels::copy_for(CopyUse::kAroundCache, second, memory, each); }, false});
     for (const Name &dtype : kDtypes)
       for (const Name &op : kOps)
         for (const char *isa : kIsas)
@@ -272,8 +276,8 @@ int main(int argc, char **argv) {
               if (!wanted(options.dtypes, dtype.name) || !wanted(options.ops, op.name) || !wanted(options.isas, isa))
                 continue;
               const ReduceFn plain = phx::kernels::find_reduce_isa(isa, dtype.value, op.value);
-              const ReduceFn fn =
-                  streaming ? phx::kernels::find_reduce_streaming_isa(isa, dtype.value, op.value) : plain;
+              const ReduceFn fn = phx::kernels::find_reduce_isa(isa, dtype.value, op.value,
+                                                                streaming ? Results::kStreamed : Results::kStored);
               if (fn == nullptr || (streaming && fn == plain)) continue;
               std::vector<const void *> in;
               for (size_t k = 0; k < n; ++k) in.push_back(memory + k * stride);

@@ -9,7 +9,6 @@
 #include "gpu/move.h"
 #include "gpu/multimem.h"
 #include "gpu/reduce.h"
-#include "gpu/signals.h"
 #include "gpu/slots.h"
 
 using namespace phx::cuda;

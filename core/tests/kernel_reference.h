@@ -15,10 +15,9 @@
 
 namespace kernel_test {
 
-using phx::kernels::find_reduce_into_all_isa;
 using phx::kernels::find_reduce_isa;
-using phx::kernels::find_reduce_streaming_isa;
 using phx::kernels::ReduceFn;
+using phx::kernels::Results;
 using Bytes = std::vector<unsigned char>;
 
 constexpr const char *kIsas[] = {"scalar", "avx2", "avx512", "neon"};
@@ -312,7 +311,7 @@ inline void expect(const Bytes &got, const Bytes &wanted, const char *isa, int32
 inline void expect_into_all(const std::vector<Bytes> &in, const Bytes &wanted, const char *isa, size_t count,
                             int32_t dtype, int32_t op, int64_t divisor, double scale, size_t shift) {
   Placed placed(in, wanted.size(), shift);
-  const ReduceFn fn = find_reduce_into_all_isa(isa, dtype, op);
+  const ReduceFn fn = find_reduce_isa(isa, dtype, op, Results::kIntoAll);
   fn(nullptr, placed.pointers(), static_cast<int>(in.size()), count, divisor, scale);
   for (size_t k = 0; k < in.size(); ++k) {
     char what[80];
@@ -329,7 +328,7 @@ inline void expect_all(const std::vector<Bytes> &in, size_t count, int32_t dtype
   for (const char *isa : kIsas) {
     if (!available(isa)) continue;
     for (bool streaming : {false, true}) {
-      const ReduceFn fn = streaming ? find_reduce_streaming_isa(isa, dtype, op) : find_reduce_isa(isa, dtype, op);
+      const ReduceFn fn = find_reduce_isa(isa, dtype, op, streaming ? Results::kStreamed : Results::kStored);
       char what[80];
       std::snprintf(what, sizeof what, "%s, shifted by %zu, output %d, divisor %lld", streaming ? "streaming" : "plain",
                     shift, alias, static_cast<long long>(divisor));

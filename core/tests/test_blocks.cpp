@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/sanitizers.h"
-#include "kernels/kernels.h"
+#include "kernels/copies.h"
 #include "ranks.h"
 
 namespace {

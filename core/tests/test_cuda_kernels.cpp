@@ -266,7 +266,7 @@ TEST(lists_of_counts_are_followed) {
   }
   ++lists[0].in[2];  // rank 2 does not expect it; all come to an end
   ranks.run(ranks.everyone, exchange);
-  CHECK(ranks.status(0) == 0 && ranks.status(1) == 0 && ranks.status(2) == disagrees(n, 0));
+  CHECK(ranks.status(0) == 0 && ranks.status(1) == 0 && ranks.status(2) == report(Report::kDisagrees, n, 0));
 }
 
 TEST(a_rank_that_is_missing_or_has_failed_ends_the_others) {

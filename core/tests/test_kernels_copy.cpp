@@ -5,7 +5,6 @@
 
 #include "check.h"
 #include "kernels/copies.h"
-#include "kernels/kernels.h"
 
 namespace {
 
@@ -68,11 +67,9 @@ TEST(every_candidate_moves_its_bytes_and_no_others) {
 }
 
 TEST(copies_by_the_fastest_move_their_bytes_and_no_others) {
-  expect_copied(phx::kernels::copy_wide);
-  expect_copied(phx::kernels::put);
-  expect_copied(phx::kernels::put_one_way);
-  expect_copied(phx::kernels::copy_one_way);
-  expect_copied(phx::kernels::copy_streaming);
+  for (const CopyUse use :
+       {CopyUse::kAny, CopyUse::kPut, CopyUse::kPutOneWay, CopyUse::kReadOneWay, CopyUse::kAroundCache})
+    expect_copied([=](void *to, const void *from, size_t size) { phx::kernels::copy_for(use, to, from, size); });
 }
 
 void expect_exchanged(Copy copy) {

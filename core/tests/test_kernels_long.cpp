@@ -94,7 +94,7 @@ TEST(nothing_is_read_or_written_beyond_the_ends) {
       for (const char *isa : kIsas) {
         if (!available(isa)) continue;
         for (const ReduceFn fn :
-             {find_reduce_isa(isa, dtype, PHX_OP_SUM), find_reduce_streaming_isa(isa, dtype, PHX_OP_SUM)}) {
+             {find_reduce_isa(isa, dtype, PHX_OP_SUM), find_reduce_isa(isa, dtype, PHX_OP_SUM, Results::kStreamed)}) {
           std::memset(out.data(), 0xa5, out.size());
           fn(out.data(), places, 2, count, 2, 1);
           CHECK(std::memcmp(out.data(), wanted.data(), wanted.size()) == 0);
@@ -103,7 +103,7 @@ TEST(nothing_is_read_or_written_beyond_the_ends) {
         std::memcpy(one.data(), in[0].data(), one.size());
         std::memcpy(other.data(), in[1].data(), other.size());
         const void *blocks[] = {one.data(), other.data()};
-        find_reduce_into_all_isa(isa, dtype, PHX_OP_SUM)(nullptr, blocks, 2, count, 2, 1);
+        find_reduce_isa(isa, dtype, PHX_OP_SUM, Results::kIntoAll)(nullptr, blocks, 2, count, 2, 1);
         CHECK(std::memcmp(one.data(), wanted.data(), wanted.size()) == 0);
         CHECK(std::memcmp(other.data(), wanted.data(), wanted.size()) == 0);
       }
@@ -114,13 +114,11 @@ TEST(nothing_is_read_or_written_beyond_the_ends) {
 TEST(the_other_kernels_are_there_for_the_same_pairs) {
   for (int32_t dtype = -1; dtype <= PHX_DTYPE_F8E5M2 + 1; ++dtype)
     for (int32_t op = -1; op <= PHX_OP_PREMUL_SUM + 1; ++op) {
-      CHECK((phx::kernels::find_reduce_streaming(dtype, op) != nullptr) ==
-            (phx::kernels::find_reduce(dtype, op) != nullptr));
-      CHECK((phx::kernels::find_reduce_into_all(dtype, op) != nullptr) ==
-            (phx::kernels::find_reduce(dtype, op) != nullptr));
-      for (const char *isa : kIsas) {
-        CHECK((find_reduce_streaming_isa(isa, dtype, op) != nullptr) == (find_reduce_isa(isa, dtype, op) != nullptr));
-        CHECK((find_reduce_into_all_isa(isa, dtype, op) != nullptr) == (find_reduce_isa(isa, dtype, op) != nullptr));
+      for (const Results results : {Results::kStreamed, Results::kIntoAll}) {
+        CHECK((phx::kernels::find_reduce(dtype, op, results) != nullptr) ==
+              (phx::kernels::find_reduce(dtype, op) != nullptr));
+        for (const char *isa : kIsas)
+          CHECK((find_reduce_isa(isa, dtype, op, results) != nullptr) == (find_reduce_isa(isa, dtype, op) != nullptr));
       }
     }
 }

@@ -3,26 +3,19 @@
 
 #include "api/entry.h"
 #include "gpu/random.h"
-#include "kernels/random_box.h"
+#include "kernels/random.h"
 #include "kernels/random_elements.h"
 
 namespace phx::random {
 namespace {
 
-// Rounds a value to the type.
+// Rounds a value to the type. One that is too large becomes infinite, which the checks refuse.
 double rounded(double value, int32_t dtype) {
   const float real = static_cast<float>(value);
   switch (dtype) {
     case PHX_DTYPE_F64: return value;
-    case PHX_DTYPE_F16: {  // computed from its bits; the smallest numbers are multiples of 2^-24
-      const uint16_t bits = f16_of(real);
-      const int exponent = (bits >> 10) & 31, significand = bits & 1023;
-      if (exponent == 31) return real;  // infinite, which the checks refuse
-      const double magnitude =
-          exponent == 0 ? std::ldexp(significand, -24) : std::ldexp(significand + 1024, exponent - 25);
-      return (bits & 0x8000) != 0 ? -magnitude : magnitude;
-    }
-    case PHX_DTYPE_BF16: return bits_as<float>(static_cast<uint32_t>(bf16_of(real)) << 16);
+    case PHX_DTYPE_F16: return kernels::Element<kernels::F16>::widen(f16_of(real));
+    case PHX_DTYPE_BF16: return kernels::Element<kernels::BF16>::widen(bf16_of(real));
     default: return real;
   }
 }

@@ -1,13 +1,16 @@
-// Makes one multicast object for the ranks of a rendezvous, if all can: see agree_on_multicast in gpu_symm.h.
+// The last step of a rendezvous of GPU memory: makes one multicast address for the blocks of all ranks, if the GPUs
+// can. If one rank cannot do it, all ranks go without: that is not an error. It fails only if the group does.
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
 #include "base/failpoint.h"
 #include "gpu/allocator.h"
+#include "gpu/gpu_group.h"
 #include "gpu/gpu_symm.h"
 #include "group/group.h"
 
-namespace phx {
+namespace phx::cuda {
 namespace {
 
 // What a rank publishes after each step.
@@ -19,15 +22,14 @@ struct StepResult {
 };
 
 // Why multicast is impossible from the start; empty: no reason is known. The same on all ranks.
-std::string obstacle(const Group &group, const std::vector<cuda::Facts> &all) {
+std::string obstacle(const Group &group, const std::vector<Facts> &all) {
   if (all.size() < 2) return "it has one rank";
   for (size_t i = 0; i < all.size(); ++i) {
     const std::string rank = group.describe(static_cast<int>(i));
-    switch (static_cast<cuda::MulticastAbility>(all[i].multicast)) {
-      case cuda::MulticastAbility::kCan: break;
-      case cuda::MulticastAbility::kOldDriver: return "the driver of " + rank + " is too old (CUDA 12.1 is needed)";
-      case cuda::MulticastAbility::kNoUnit:
-        return "the driver of " + rank + " does not tell the granularity of multicast";
+    switch (static_cast<MulticastAbility>(all[i].multicast)) {
+      case MulticastAbility::kCan: break;
+      case MulticastAbility::kOldDriver: return "the driver of " + rank + " is too old (CUDA 12.1 is needed)";
+      case MulticastAbility::kNoUnit: return "the driver of " + rank + " does not tell the granularity of multicast";
       default: return "the GPU of " + rank + " cannot: it takes GPUs that NVLink switches connect, from sm_90 on";
     }
     for (size_t j = 0; j < i; ++j)
@@ -37,90 +39,68 @@ std::string obstacle(const Group &group, const std::vector<cuda::Facts> &all) {
   return "";
 }
 
-class Agreement {
- public:
-  Agreement(const char *operation, Group &group, const Deadline &deadline)
-      : operation_(operation), group_(group), deadline_(deadline) {}
-
-  // Exchanges the results of a step with all ranks. `fd`: is sent with this rank's result; -1: none.
-  phx_status exchange(phx_status status, int fd) {
-    own_.status = status;
-    if (status != PHX_OK) copy_text(own_.text, sizeof own_.text, last_error().text);
-    std::vector<int> fds;
-    if (fd >= 0) fds.push_back(fd);
-    const phx_status exchanged = group_.exchange_all(operation_, own_, deadline_, &results_, fds, &parcels_);
-    for (StepResult &result : results_) result.text[sizeof result.text - 1] = '\0';
-    return exchanged;
-  }
-  // Why the step failed, if it did on any rank. The same on all ranks.
-  std::string obstacle() const {
-    for (size_t i = 0; i < results_.size(); ++i)
-      if (results_[i].status != PHX_OK) return "on " + group_.describe(static_cast<int>(i)) + ": " + results_[i].text;
-    return "";
-  }
-  StepResult &own() { return own_; }
-  const std::vector<StepResult> &results() const { return results_; }
-  // The descriptor that the rank that made the object has sent.
-  int fd() const { return parcels_[0].fds.empty() ? -1 : parcels_[0].fds[0].get(); }
-
- private:
-  const char *const operation_;
-  Group &group_;
-  const Deadline &deadline_;
-  StepResult own_{};
-  std::vector<Parcel> parcels_;
-  std::vector<StepResult> results_;
-};
-
-phx_status take_steps(const char *operation, Group &group, const Block &block, cuda::GpuSymm &gpu,
-                      const Deadline &deadline, std::string *why) {
-  const cuda::Driver &driver = gpu.driver();
-  const cuda::Memory &memory = cuda::memory_of(block);
-  const bool makes = group.group_rank() == 0;
-  Agreement agreement(operation, group, deadline);
-  cuda::MulticastPtr object;
-  Fd fd;
-  phx_status step = PHX_OK;
-  if (makes) {
-    step = cuda::MulticastObject::make(operation, driver, memory.gpu(), group.size(), block.size, &object);
-    if (step == PHX_OK) step = object->export_fd(operation, &fd);
-    if (step == PHX_OK) agreement.own().span = object->span();
-  }
-  PHX_FAILPOINT("symm_multicast", 1);
-  phx_status status = agreement.exchange(step, fd.get());
-  if (status != PHX_OK || !(*why = agreement.obstacle()).empty()) return status;
-
-  if (!makes)
-    step = cuda::MulticastObject::import(operation, driver, memory.gpu(), agreement.fd(), agreement.results()[0].span,
-                                         &object);
-  if (step == PHX_OK) step = object->add(operation);
-  PHX_FAILPOINT("symm_multicast", 2);
-  status = agreement.exchange(step, -1);
-  if (status != PHX_OK || !(*why = agreement.obstacle()).empty()) return status;
-
-  step = object->bind(operation, memory);
-  if (step == PHX_OK) agreement.own().has_kernels = gpu.has_kernel("phx_gpu_multimem_broadcast") ? 1 : 0;
-  PHX_FAILPOINT("symm_multicast", 3);
-  status = agreement.exchange(step, -1);
-  if (status != PHX_OK || !(*why = agreement.obstacle()).empty()) return status;
-  bool everywhere = true;
-  for (const StepResult &result : agreement.results()) everywhere = everywhere && result.has_kernels != 0;
-  gpu.adopt_multicast(std::move(object), everywhere);
-  return PHX_OK;
-}
-
 }  // namespace
 
-phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::GpuSymm &gpu,
-                              const std::vector<cuda::Facts> &all, const Deadline &deadline) {
-  std::string why = obstacle(group, all);
-  if (why.empty()) {
-    const ErrorInfo before = last_error();  // an error of multicast must not become the call's
-    PHX_TRY(take_steps(operation, group, block, gpu, deadline, &why));
-    set_last_error(before);
-  }
-  gpu.go_without_multicast(why);
+phx_status GpuSymm::agree(const char *operation, Group &group, const Block &block, const Deadline &deadline) {
+  gpu_of(group).adopt_table(place(shares_gpus_), shares_gpus_ ? facts_[0].shared : facts_[0].apart);
+  no_multicast_ = obstacle(group, facts_);
+  if (!no_multicast_.empty()) return PHX_OK;
+  const ErrorInfo before = last_error();  // an error of multicast must not become the call's
+  PHX_TRY(make_multicast(operation, group, block, deadline));
+  set_last_error(before);
   return PHX_OK;
 }
 
-}  // namespace phx
+phx_status GpuSymm::make_multicast(const char *operation, Group &group, const Block &block, const Deadline &deadline) {
+  const Memory &memory = memory_of(block);
+  const bool makes = self_ == 0;
+  StepResult own{};
+  std::vector<StepResult> results;
+  std::vector<Parcel> parcels;
+  phx_status step = PHX_OK, status = PHX_OK;
+  // Exchanges the results of a step with all ranks, and sends `fds` with this rank's. False: `status` says that the
+  // exchange failed, or no_multicast_, the same on all ranks, why the step failed on one.
+  const auto all_did = [&](const std::vector<int> &fds) {
+    own.status = step;
+    if (step != PHX_OK) copy_text(own.text, sizeof own.text, last_error().text);
+    status = group.exchange_all(operation, own, deadline, &results, fds, &parcels);
+    for (size_t i = 0; i < results.size() && status == PHX_OK && no_multicast_.empty(); ++i) {
+      results[i].text[sizeof results[i].text - 1] = '\0';
+      if (results[i].status != PHX_OK)
+        no_multicast_ = "on " + group.describe(static_cast<int>(i)) + ": " + results[i].text;
+    }
+    return status == PHX_OK && no_multicast_.empty();
+  };
+
+  MulticastPtr object;
+  Fd fd;
+  if (makes) {
+    step = MulticastObject::make(operation, driver_, memory.gpu(), group.size(), block.size, &object);
+    if (step == PHX_OK) step = object->export_fd(operation, &fd);
+    if (step == PHX_OK) own.span = object->span();
+  }
+  PHX_FAILPOINT("symm_multicast", 1);
+  if (!all_did(fd.valid() ? std::vector<int>{fd.get()} : std::vector<int>{})) return status;
+
+  if (!makes) {
+    const int sent = parcels[0].fds.empty() ? -1 : parcels[0].fds[0].get();
+    step = MulticastObject::import(operation, driver_, memory.gpu(), sent, results[0].span, &object);
+  }
+  if (step == PHX_OK) step = object->add(operation);
+  PHX_FAILPOINT("symm_multicast", 2);
+  if (!all_did({})) return status;
+
+  step = object->bind(operation, memory);
+  Function kernel = nullptr;
+  if (step == PHX_OK)
+    own.has_kernels =
+        gpus_.kernel(operation, pads_[self_]->gpu(), "phx_gpu_multimem_broadcast", threads_, &kernel) == PHX_OK;
+  PHX_FAILPOINT("symm_multicast", 3);
+  if (!all_did({})) return status;
+  multicast_ = std::move(object);
+  has_multimem_ = std::all_of(results.begin(), results.end(), [](const StepResult &r) { return r.has_kernels != 0; });
+  team_.multicast = pointer_of(multicast_->pointer());
+  return PHX_OK;
+}
+
+}  // namespace phx::cuda

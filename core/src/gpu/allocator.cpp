@@ -11,7 +11,7 @@ namespace phx::cuda {
 namespace {
 
 Gpus &gpus(void *self) { return *static_cast<Gpus *>(self); }
-Memory *memory_of(uint64_t cookie) { return reinterpret_cast<Memory *>(static_cast<uintptr_t>(cookie)); }
+Memory *memory_of(uint64_t cookie) { return static_cast<Memory *>(pointer_of(cookie)); }
 
 phx_status allocate(void *self, const phx_device *device, size_t size, void **pointer, uint64_t *cookie) {
   MemoryPtr memory;
@@ -55,7 +55,7 @@ Gpus *gpus_of(const Allocator &allocator) {
 }
 
 void hand_over(MemoryPtr memory, void **pointer, uint64_t *cookie) {
-  *pointer = reinterpret_cast<void *>(static_cast<uintptr_t>(memory->pointer()));
+  *pointer = pointer_of(memory->pointer());
   *cookie = reinterpret_cast<uintptr_t>(memory.release());
 }
 

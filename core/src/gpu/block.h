@@ -98,6 +98,23 @@ PHX_DEVICE Line get_line(const void *from) {
 
 #endif
 
+// Loads and stores a value like a Pack.
+template <class T>
+PHX_DEVICE T load_as(const void *from) {
+  static_assert(sizeof(T) == sizeof(Pack), "one load");
+  const Pack pack = load_pack(from);
+  T value;
+  std::memcpy(&value, &pack, sizeof value);
+  return value;
+}
+template <class T>
+PHX_DEVICE void store_as(void *to, const T &value) {
+  static_assert(sizeof(T) == sizeof(Pack), "one store");
+  Pack pack;
+  std::memcpy(&pack, &value, sizeof pack);
+  store_pack(to, pack);
+}
+
 PHX_DEVICE size_t thread_of_grid() {
   return static_cast<size_t>(block_of_grid()) * threads_of_block() + thread_of_block();
 }

@@ -191,4 +191,16 @@ class Current {
   int mode_ = kRelaxed;  // after the exchange, the thread's mode from before
 };
 
+// Makes driver calls with a context current. `calls` returns their result; `action` describes them in an error.
+template <class Calls>
+phx_status on_gpu(const char *operation, const Driver &driver, Context context, const char *action,
+                  const Calls &calls) {
+  const Current current(driver, context);
+  Result result = current.result();
+  if (result == 0) result = calls();
+  return result == 0 ? PHX_OK : failed(driver, operation, result, action);
+}
+
+inline void *pointer_of(Pointer pointer) { return reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)); }
+
 }  // namespace phx::cuda

@@ -47,36 +47,35 @@ phx_status Gpus::get(const char *operation, int32_t index, Gpu *out) {
 }
 
 phx_status Gpus::open(const char *operation, int32_t index, Gpu *gpu) const {
+  const auto check = [&](Result result, const char *action) -> phx_status {
+    return result == 0 ? PHX_OK : failed(driver_, operation, result, action);
+  };
   int count = 0;
-  Result result = driver_.device_count(&count);
-  if (result != 0) return failed(driver_, operation, result, "counting the GPUs (cuDeviceGetCount)");
+  PHX_TRY(check(driver_.device_count(&count), "counting the GPUs (cuDeviceGetCount)"));
   if (index < 0 || index >= count)
     return fail(PHX_ERR_INVALID, operation,
                 "there is no CUDA device %d; this process sees %d devices, numbered from 0 (CUDA_VISIBLE_DEVICES)",
                 index, count);
   gpu->index = index;
-  result = driver_.device_get(&gpu->device, index);
-  if (result != 0) return failed(driver_, operation, result, "finding the GPU (cuDeviceGet)");
+  PHX_TRY(check(driver_.device_get(&gpu->device, index), "finding the GPU (cuDeviceGet)"));
   for (const int needed : {kHasVirtualMemory, kHasFileDescriptors}) {
     int has = 0;
     if (driver_.device_attribute(&has, needed, gpu->device) != 0 || has == 0)
       return fail(PHX_ERR_UNSUPPORTED, operation, "CUDA device %d cannot share its memory: no %s", index,
                   needed == kHasVirtualMemory ? "virtual memory management" : "handles that are descriptors");
   }
-  result = driver_.device_attribute(&gpu->processors, kProcessors, gpu->device);
-  if (result == 0) result = driver_.device_attribute(&gpu->most_threads, kMostThreads, gpu->device);
-  if (result != 0) return failed(driver_, operation, result, "asking what the GPU has (cuDeviceGetAttribute)");
-  result = driver_.device_uuid(&gpu->uuid, gpu->device);
-  if (result != 0) return failed(driver_, operation, result, "asking which GPU it is (cuDeviceGetUuid)");
+  const char *const asking = "asking what the GPU has (cuDeviceGetAttribute)";
+  PHX_TRY(check(driver_.device_attribute(&gpu->processors, kProcessors, gpu->device), asking));
+  PHX_TRY(check(driver_.device_attribute(&gpu->most_threads, kMostThreads, gpu->device), asking));
+  PHX_TRY(check(driver_.device_uuid(&gpu->uuid, gpu->device), "asking which GPU it is (cuDeviceGetUuid)"));
   char name[256] = {};
-  result = driver_.device_name(name, static_cast<int>(sizeof name - 1), gpu->device);
-  if (result != 0) return failed(driver_, operation, result, "asking for the GPU's name (cuDeviceGetName)");
+  PHX_TRY(check(driver_.device_name(name, static_cast<int>(sizeof name - 1), gpu->device),
+                "asking for the GPU's name (cuDeviceGetName)"));
   gpu->name = name;
-  result = driver_.context_retain(&gpu->context, gpu->device);
-  if (result != 0) return failed(driver_, operation, result, "opening the GPU (cuDevicePrimaryCtxRetain)");
+  PHX_TRY(check(driver_.context_retain(&gpu->context, gpu->device), "opening the GPU (cuDevicePrimaryCtxRetain)"));
   look_at_fabric(gpu);
   const AllocationProperties properties = properties_of(*gpu);
-  result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
+  const Result result = driver_.granularity(&gpu->unit, &properties, kSmallestGranularity);
   if (result != 0) {
     driver_.context_release(gpu->device);
     return failed(driver_, operation, result, "asking for the granularity of memory (cuMemGetAllocationGranularity)");

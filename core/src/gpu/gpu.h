@@ -2,7 +2,6 @@
 #pragma once
 
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 
@@ -38,8 +37,6 @@ MulticastProperties multicast_properties(size_t devices, size_t size);
 class Gpus {
  public:
   explicit Gpus(const Driver &driver) : driver_(driver) {}
-  Gpus(const Gpus &) = delete;
-  Gpus &operator=(const Gpus &) = delete;
   ~Gpus();
   const Driver &driver() const { return driver_; }
 

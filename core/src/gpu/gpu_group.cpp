@@ -18,9 +18,7 @@ GpuGroup::GpuGroup(Group &group) : group_(group), workspaces_(group), rings_(std
 phx_status GpuGroup::open_words(const char *operation, const AllocatorRef &allocator, const cuda::Gpu &gpu,
                                 std::shared_ptr<cuda::DeviceWords> *out) {
   const std::lock_guard<std::mutex> lock(words_mutex_);
-  if (!words_) {
-    PHX_TRY(cuda::DeviceWords::open(operation, allocator, gpu, group_.words(), &words_));
-  }
+  if (!words_) PHX_TRY(cuda::DeviceWords::open(operation, allocator, gpu, group_.words(), &words_));
   *out = words_;
   return PHX_OK;
 }
@@ -55,21 +53,17 @@ void GpuGroup::adopt_table(const GpuPlace &place, const GpuTuning &of_first) {
 phx_status GpuGroup::save_tuning(const char *operation, const std::string &path) {
   const std::lock_guard<std::mutex> lock(tuning_mutex_);
   if (place_.group_size == 0)
-    return fail_text(
-        PHX_ERR_INVALID, operation,
-        "%s on group '%s': its ranks have not shared GPU memory yet, so it is not known for which GPU the values are. "
-        "Make a rendezvous of GPU memory first",
-        operation, group_.name().c_str());
+    return group_.raise(PHX_ERR_INVALID, operation,
+                        "its ranks have not shared GPU memory yet, so it is not known for which GPU the values are. "
+                        "Make a rendezvous of GPU memory first");
   return phx::save_gpu_tuning(path, place_, tuning());
 }
 
 // ---- failures that kernels report
 
-// The error that a kernel has reported about a message, by its word of failures and the two labels after it.
-ErrorInfo GpuGroup::message_failure(int32_t seen) const {
-  const int peer = (seen - 1) % group_.size();
-  const bool gone = seen >= cuda::has_gone(group_.size(), 0);
-  const bool receives = seen < cuda::receives_other(group_.size(), 0);  // this rank
+// The error that a kernel has reported about a message, by the two labels after its word of failures.
+ErrorInfo GpuGroup::message_failure(cuda::Report what, int peer) const {
+  const bool gone = what >= cuda::Report::kGone, receives = what == cuda::Report::kSendsOther;  // this rank
   ErrorInfo cause = make_error_info();
   cause.status = gone ? PHX_ERR_PEER_DEAD : PHX_ERR_MISMATCH;
   cause.rank = group_.self_rank();
@@ -103,17 +97,18 @@ void GpuGroup::note_launches() {
   // A negative word: the group had failed, and the kernel saw that. The second condition is not failed(), which is also
   // true when a rank has merely left.
   if (seen <= 0 || group_.interruption(group_.group_rank()).load(std::memory_order_acquire) != 0) return;
-  if (seen >= cuda::sends_other(group_.size(), 0)) {
-    group_.fail_with(message_failure(seen), true);
+  const auto what = static_cast<cuda::Report>((seen - 1) / group_.size());
+  const int peer = (seen - 1) % group_.size();
+  if (what >= cuda::Report::kSendsOther) {
+    group_.fail_with(message_failure(what, peer), true);
     return;
   }
-  const bool freed = seen >= cuda::has_freed(group_.size(), 0), differs = seen >= cuda::disagrees(group_.size(), 0);
-  const int peer = seen - (freed ? cuda::has_freed(group_.size(), 0) : differs ? cuda::disagrees(group_.size(), 0) : 1);
+  const bool freed = what == cuda::Report::kFreed, differs = what == cuda::Report::kDisagrees;
   ErrorInfo cause = make_error_info();
-  cause.status = differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT;
+  cause.status = freed || differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT;
   cause.rank = group_.self_rank();
   cause.peer = group_.rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, differs && !freed ? "all_to_all_v" : "launch");
+  copy_text(cause.operation, sizeof cause.operation, differs ? "all_to_all_v" : "launch");
   const std::string self = "rank " + std::to_string(group_.self_rank());
   const std::string text = freed ? "the input of " + group_.describe(peer) + " lies in symmetric memory that " + self +
                                        " has freed. Free it on all ranks before the call, or on none."
@@ -135,8 +130,7 @@ phx_status launch(Symm &symm, const char *operation, const std::string &kernel, 
   const auto in_order = symm.order_calls();
   if (record != nullptr) PHX_TRY(symm.compare(operation, *record));
   if (kernel.empty()) return PHX_OK;
-  constexpr int64_t kMostMs = int64_t{1} << 40;
-  launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
+  launch.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, Deadline::kMaxMs)) * 1000 * 1000;
   const phx_status status = gpu_symm_of(symm)->launch(operation, kernel, launch, bytes, lists, stream);
   if (status == PHX_OK || status == PHX_ERR_UNSUPPORTED) return status;
   return group.fail_with(last_error(), true);

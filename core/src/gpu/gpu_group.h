@@ -39,7 +39,7 @@ class GpuGroup final : public Attachment {
   void close() override { rings_.reset(); }
 
  private:
-  ErrorInfo message_failure(int32_t seen) const;
+  ErrorInfo message_failure(cuda::Report what, int peer) const;
 
   Group &group_;
   std::mutex words_mutex_;

@@ -16,16 +16,7 @@ constexpr uint32_t kMostBlocks = 128;       // of a launch; each pad has as many
 
 static_assert(sizeof(Launch) + sizeof(Lists) <= 4096, "more than a launch may pass");
 
-void *pointer_of(Pointer pointer) { return reinterpret_cast<void *>(static_cast<uintptr_t>(pointer)); }
-
 }  // namespace
-
-bool share_gpus(const std::vector<Facts> &all) {
-  for (size_t i = 0; i < all.size(); ++i)
-    for (size_t j = 0; j < i; ++j)
-      if (std::memcmp(&all[i].uuid, &all[j].uuid, sizeof all[i].uuid) == 0) return true;
-  return false;
-}
 
 const Driver &DeviceWords::driver() const { return gpus_of(*allocator_)->driver(); }
 
@@ -33,12 +24,11 @@ phx_status DeviceWords::open(const char *operation, const AllocatorRef &allocato
                              const PageWords &words, std::shared_ptr<DeviceWords> *out) {
   std::shared_ptr<DeviceWords> opened(new DeviceWords(allocator, gpu, words.data()));
   const Driver &driver = opened->driver();
-  const Current current(driver, gpu.context);
-  Result result = current.result();
-  if (result == 0) result = driver.host_register(words.data(), words.bytes(), kForAllContexts);
-  opened->registered_ = result == 0;
-  if (result == 0) result = driver.host_pointer(&opened->pointer_, words.data(), 0);
-  if (result != 0) return failed(driver, operation, result, "showing the GPU memory of the host (cuMemHostRegister)");
+  PHX_TRY(on_gpu(operation, driver, gpu.context, "showing the GPU memory of the host (cuMemHostRegister)", [&] {
+    const Result result = driver.host_register(words.data(), words.bytes(), kForAllContexts);
+    opened->registered_ = result == 0;
+    return result == 0 ? driver.host_pointer(&opened->pointer_, words.data(), 0) : result;
+  }));
   *out = std::move(opened);
   return PHX_OK;
 }
@@ -58,6 +48,7 @@ GpuSymm::GpuSymm(Gpus &gpus, int size, int self, uint32_t channels)
       self_(self),
       channels_(channels),
       layout_(layout_of(size, channels)),
+      facts_(size),
       pads_(size) {}
 
 GpuSymm::Layout GpuSymm::layout_of(size_t size, uint32_t channels) {
@@ -86,10 +77,9 @@ phx_status GpuSymm::begin_at(const char *operation, uint32_t first) const {
   const auto write = [&](size_t at, size_t count) {
     return pads_[self_]->write(operation, at, words.data(), count * sizeof(uint32_t));
   };
-  phx_status status = write(0, signals);
-  if (status == PHX_OK) status = write(layout_.epochs, kLineBlocks);
-  if (status == PHX_OK) status = write(layout_.taken, channels_ * pads_.size());
-  return status;
+  PHX_TRY(write(0, signals));
+  PHX_TRY(write(layout_.epochs, kLineBlocks));
+  return write(layout_.taken, channels_ * pads_.size());
 }
 
 uint32_t GpuSymm::barrier_channel(uint32_t channel) const { return channels_ + kMostBlocks + channel; }
@@ -105,9 +95,8 @@ phx_status GpuSymm::make(const char *operation, const Block &block, int size, in
   if (gpus == nullptr) return PHX_OK;
   std::unique_ptr<GpuSymm> gpu(new GpuSymm(*gpus, size, self, channels));
   gpu->index_ = block.device.index;
-  phx_status status = Memory::make(operation, *gpus, gpu->index_, gpu->layout_.bytes, &gpu->pads_[self]);
-  if (status == PHX_OK && first != 0) status = gpu->begin_at(operation, first);
-  if (status != PHX_OK) return status;
+  PHX_TRY(Memory::make(operation, *gpus, gpu->index_, gpu->layout_.bytes, &gpu->pads_[self]));
+  if (first != 0) PHX_TRY(gpu->begin_at(operation, first));
   gpu->threads_ = std::min(kThreads, gpu->pads_[self]->gpu().most_threads);
   if (gpu->threads_ < size)  // each thread waits for one rank
     return fail(PHX_ERR_UNSUPPORTED, operation, "at most %d ranks of a group may use GPU memory, and this group has %d",
@@ -117,19 +106,7 @@ phx_status GpuSymm::make(const char *operation, const Block &block, int size, in
   return PHX_OK;
 }
 
-Facts facts_of(const DeviceFacts &facts) {
-  Facts out;
-  std::memcpy(&out, facts.bytes, sizeof out);
-  return out;
-}
-
-std::vector<Facts> facts_of(const std::vector<DeviceFacts> &all) {
-  std::vector<Facts> out;
-  for (const DeviceFacts &facts : all) out.push_back(facts_of(facts));
-  return out;
-}
-
-DeviceFacts GpuSymm::facts() const {
+DeviceFacts GpuSymm::facts() {
   const Gpu &gpu = pads_[self_]->gpu();
   const Facts mine{gpu.uuid,
                    gpu.processors,
@@ -137,26 +114,20 @@ DeviceFacts GpuSymm::facts() const {
                    gpu.unit,
                    load_gpu_tuning(place(false)),
                    load_gpu_tuning(place(true))};
+  facts_[self_] = mine;
   DeviceFacts out{1, 0, {}};
   std::memcpy(out.bytes, &mine, sizeof mine);
   return out;
 }
 
 phx_status GpuSymm::adopt(const char *operation, int rank, const DeviceFacts &packed, int fd) {
-  const Facts facts = facts_of(packed);
+  Facts &facts = facts_[rank];
+  std::memcpy(&facts, packed.bytes, sizeof facts);
   if (facts.unit == 0)
     return fail(PHX_ERR_ABI, operation,
                 "a rank did not report the granularity of its GPU's memory; do all ranks run the same build of "
                 "phalanx-core?");
   return Memory::import(operation, gpus_, index_, fd, span_of(layout_.bytes, facts.unit), &pads_[rank]);
-}
-
-phx_status GpuSymm::agree(const char *operation, Group &group, const Block &block,
-                          const std::vector<DeviceFacts> &packed, const Deadline &deadline) {
-  const std::vector<Facts> all = facts_of(packed);
-  const bool shared = share_gpus(all);
-  gpu_of(group).adopt_table(place(shared), shared ? all[0].shared : all[0].apart);
-  return agree_on_multicast(operation, group, block, *this, all, deadline);
 }
 
 void GpuSymm::on_kept(const Symm &symm) {
@@ -168,48 +139,33 @@ void GpuSymm::on_gone(const Symm &symm) {
   if (kept_by_ != nullptr) kept_by_->forget(symm);
 }
 
-void GpuSymm::adopt_multicast(MulticastPtr object, bool has_kernels) {
-  multicast_ = std::move(object);
-  has_multimem_ = has_kernels;
-  team_.multicast = pointer_of(multicast_->pointer());
-}
-
-bool GpuSymm::has_kernel(const char *name) const {
-  Function function = nullptr;
-  return gpus_.kernel("symm_rendezvous", pads_[self_]->gpu(), name, threads_, &function) == PHX_OK;
-}
-
 // All blocks of all launches that wait for each other must be resident at once, and a processor has room for one.
-phx_status GpuSymm::count_blocks(const char *operation, const std::vector<Facts> &all) {
+phx_status GpuSymm::count_blocks(const char *operation) {
   most_blocks_ = kMostBlocks;
-  for (const Facts &rank : all) {
+  for (const Facts &rank : facts_) {
     const auto is_same = [&](const Facts &other) {
       return std::memcmp(&rank.uuid, &other.uuid, sizeof rank.uuid) == 0;
     };
-    const auto sharing = static_cast<int32_t>(std::count_if(all.begin(), all.end(), is_same));
+    const auto sharing = static_cast<int32_t>(std::count_if(facts_.begin(), facts_.end(), is_same));
     if (rank.processors < sharing)
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "%d ranks share a GPU of %d processors, so not all of their kernels could run at once; use fewer "
                   "ranks per GPU",
                   sharing, rank.processors);
+    shares_gpus_ = shares_gpus_ || sharing > 1;
     most_blocks_ = std::min(most_blocks_, static_cast<uint32_t>(rank.processors / sharing));
   }
   return PHX_OK;
 }
 
-phx_status GpuSymm::finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
-                           const std::vector<DeviceFacts> &all) {
-  phx_status status = count_blocks(operation, facts_of(all));
-  if (status != PHX_OK) return status;
+phx_status GpuSymm::finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers) {
+  PHX_TRY(count_blocks(operation));
   const Memory &own = *pads_[self_];
-  status = gpu_of(group).open_words(operation, block->allocator, own.gpu(), &words_);
-  if (status != PHX_OK) return status;
+  PHX_TRY(gpu_of(group).open_words(operation, block->allocator, own.gpu(), &words_));
   std::vector<void *> addresses(buffers, buffers + pads_.size());
   for (const MemoryPtr &pad : pads_) addresses.push_back(pointer_of(pad->pointer()));
-  status = own.write(operation, layout_.addresses, addresses.data(), addresses.size() * sizeof(void *));
-  if (status != PHX_OK) return status;
-  status = order_.open(operation, driver_, own.gpu());
-  if (status != PHX_OK) return status;
+  PHX_TRY(own.write(operation, layout_.addresses, addresses.data(), addresses.size() * sizeof(void *)));
+  PHX_TRY(order_.open(operation, driver_, own.gpu()));
   const Pointer at = own.pointer() + layout_.addresses;
   team_.struct_size = sizeof team_;
   team_.group_rank = self_;
@@ -224,7 +180,7 @@ phx_status GpuSymm::finish(const char *operation, Group &group, const BlockRef &
 }
 
 phx_status GpuSymm::launch(const char *operation, const std::string &kernel, Launch launch, size_t bytes,
-                           const Lists *lists, void *user_stream) {
+                           const Lists *lists, void *stream) {
   const Gpu &gpu = pads_[self_]->gpu();
   Function function = nullptr;
   PHX_TRY(gpus_.kernel(operation, gpu, kernel, threads_, &function));
@@ -239,14 +195,8 @@ phx_status GpuSymm::launch(const char *operation, const std::string &kernel, Lau
   const size_t worth = bytes == 0 ? 1 : (bytes - 1) / (static_cast<size_t>(threads_) * 16) + 1;
   const uint32_t blocks = static_cast<uint32_t>(std::min<size_t>(worth, most_blocks_));
   void *parameters[] = {&launch, const_cast<Lists *>(lists)};
-  Stream stream = static_cast<Stream>(user_stream);
   const std::lock_guard<std::mutex> lock(mutex_);
-  const Current current(driver_, gpu.context);
-  Result result = current.result();
-  if (result == 0)
-    result =
-        driver_.launch(function, blocks, 1, 1, static_cast<unsigned>(threads_), 1, 1, 0, stream, parameters, nullptr);
-  if (result != 0) return failed(driver_, operation, result, "launching a kernel (cuLaunchKernel)");
+  PHX_TRY(launch_kernel(operation, driver_, gpu, function, blocks, threads_, stream, parameters));
   // A captured launch runs later, and the caller that replays it must keep the memory.
   bool capturing = false;
   if (is_capturing(operation, driver_, gpu, stream, &capturing) != PHX_OK || capturing) return PHX_OK;

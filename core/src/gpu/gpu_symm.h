@@ -34,11 +34,6 @@ struct Facts {
   GpuTuning shared;   // from the table of that rank, if ranks share GPUs
 };
 static_assert(sizeof(Facts) <= sizeof DeviceFacts::bytes);
-Facts facts_of(const DeviceFacts &facts);
-std::vector<Facts> facts_of(const std::vector<DeviceFacts> &all);
-
-// Whether two ranks use the same GPU.
-bool share_gpus(const std::vector<Facts> &all);
 
 // The words of a group (Group::words) as GPUs of this process see them.
 class DeviceWords {
@@ -66,32 +61,22 @@ class GpuSymm final : public SymmDevice {
  public:
   static phx_status make(const char *operation, const Block &block, int size, int self, uint32_t channels,
                          uint32_t first, std::unique_ptr<SymmDevice> *out);  // a MakeSymmDevice
-  GpuSymm(const GpuSymm &) = delete;
-  GpuSymm &operator=(const GpuSymm &) = delete;
-
-  DeviceFacts facts() const override;
+  DeviceFacts facts() override;
   phx_status export_fd(const char *operation, int *fd) override { return pads_[self_]->export_fd(operation, fd); }
   phx_status adopt(const char *operation, int rank, const DeviceFacts &facts, int fd) override;
-  phx_status finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
-                    const std::vector<DeviceFacts> &all) override;
-  phx_status agree(const char *operation, Group &group, const Block &block, const std::vector<DeviceFacts> &all,
-                   const Deadline &deadline) override;
+  phx_status finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers) override;
+  phx_status agree(const char *operation, Group &group, const Block &block, const Deadline &deadline) override;
   void on_kept(const Symm &symm) override;
   void on_gone(const Symm &symm) override;
 
-  // Set what all ranks have agreed on: a multicast object, and whether all ranks have kernels for it; or none.
-  void adopt_multicast(MulticastPtr object, bool has_kernels);
-  void go_without_multicast(const std::string &why) { no_multicast_ = why; }
   // Why there is no multicast object; empty: there is one.
   const std::string &no_multicast() const { return no_multicast_; }
   // Whether all ranks have kernels that use multicast.
   bool has_multimem() const { return has_multimem_; }
-  bool has_kernel(const char *name) const;
-  const Driver &driver() const { return driver_; }
 
   // The argument for kernels of users: phalanx/device.h.
   const phx_team &team() const { return team_; }
-  uint32_t *pad(int rank) const { return reinterpret_cast<uint32_t *>(static_cast<uintptr_t>(pads_[rank]->pointer())); }
+  uint32_t *pad(int rank) const { return static_cast<uint32_t *>(pointer_of(pads_[rank]->pointer())); }
   // Whether kernels can reach the memory at `pointer`.
   bool reaches(const void *pointer) const { return cuda::reaches(driver_, pads_[self_]->gpu(), pointer); }
 
@@ -127,7 +112,8 @@ class GpuSymm final : public SymmDevice {
   };
   static Layout layout_of(size_t size, uint32_t channels);
   phx_status begin_at(const char *operation, uint32_t first) const;
-  phx_status count_blocks(const char *operation, const std::vector<Facts> &all);
+  phx_status count_blocks(const char *operation);
+  phx_status make_multicast(const char *operation, Group &group, const Block &block, const Deadline &deadline);
 
   Gpus &gpus_;
   const Driver &driver_;
@@ -137,6 +123,8 @@ class GpuSymm final : public SymmDevice {
   int32_t index_ = 0;
   int32_t threads_ = 0;            // of a block
   uint32_t most_blocks_ = 0;       // the same on all ranks
+  bool shares_gpus_ = false;       // two ranks use the same GPU
+  std::vector<Facts> facts_;       // by group rank
   Workspaces *kept_by_ = nullptr;  // those that list this allocation
   std::vector<MemoryPtr> pads_;    // by group rank
   std::shared_ptr<DeviceWords> words_;
@@ -149,13 +137,3 @@ class GpuSymm final : public SymmDevice {
 };
 
 }  // namespace phx::cuda
-
-namespace phx {
-
-// The last step of a rendezvous of GPU memory: makes one multicast address for the blocks of all ranks, if the GPUs
-// can. Collective. If one rank cannot do it, all ranks go without, and `gpu` says why: that is not an error. It fails
-// only if the group does. `all`: by group rank.
-phx_status agree_on_multicast(const char *operation, Group &group, const Block &block, cuda::GpuSymm &gpu,
-                              const std::vector<cuda::Facts> &all, const Deadline &deadline);
-
-}  // namespace phx

@@ -49,7 +49,7 @@ struct Launch {
   double scale;
   uint64_t timeout_ns;
   uint32_t *taken;   // words as in a pad: signals that this rank has waited for
-  uint32_t *failed;  // gets the result of a wait that failed (see phalanx/device.h), or one of the codes below
+  uint32_t *failed;  // gets the result of a wait that failed (see phalanx/device.h), or a report
   size_t parts;      // offset of the Parts in each pad
   size_t lines;      // offset of the Lines of the LL protocol in each pad
   uint32_t *epochs;  // the last epoch that this rank has sent by the LL protocol, by block
@@ -57,11 +57,17 @@ struct Launch {
   Inputs inputs;
 };
 
-// The value of Launch::failed if a rank sends another number of elements than this one expects.
-PHX_PORTABLE constexpr int32_t disagrees(int32_t group_size, int32_t group_rank) { return group_size + 1 + group_rank; }
-// The value of Launch::failed if a rank's input lies in symmetric memory that this one has freed.
-PHX_PORTABLE constexpr int32_t has_freed(int32_t group_size, int32_t group_rank) {
-  return 2 * group_size + 1 + group_rank;
+// What a kernel reports about a rank in the word of failures. Its value is `report`.
+enum class Report : int32_t {
+  kTimedOut,       // the rank did not come in time: the results of phx_team_wait
+  kDisagrees,      // it sends another number of elements than this rank expects
+  kFreed,          // its input lies in symmetric memory that this rank has freed
+  kSendsOther,     // it sends another message than this rank expects
+  kReceivesOther,  // it expects another message than this rank sends
+  kGone,           // it has left before a message was complete
+};
+PHX_PORTABLE constexpr int32_t report(Report what, int32_t group_size, int32_t group_rank) {
+  return static_cast<int32_t>(what) * group_size + 1 + group_rank;
 }
 
 // The counts of a call, in elements by group rank. They are launch parameters, because a captured launch is replayed.

@@ -1,4 +1,5 @@
 // What the kernels on symmetric memory have in common: where the blocks of the ranks lie, and the barriers of a launch.
+// And the signals and barriers that order streams.
 //
 // Each block of threads has two barriers with the blocks of the same number on the other ranks. After the first one the
 // kernels of all ranks have begun, so what their streams had to do before is done: all inputs are ready. After the
@@ -31,12 +32,14 @@ PHX_DEVICE bool team_barrier(const Launch &launch) {
   return status == 0;
 }
 
+// Where a rank publishes where its input lies, in its pad.
+PHX_DEVICE char *shown_at(const Launch &launch, int of) {
+  return reinterpret_cast<char *>(launch.team.pads[of]) + launch.inputs.shown + block_of_grid() * sizeof(Where);
+}
+
 // Where the input of a rank lies, as that rank has published it. NULL: in symmetric memory that this rank has freed.
 PHX_DEVICE char *find_input(const Launch &launch, int rank) {
-  const Pack pack = load_pack(reinterpret_cast<char *>(launch.team.pads[rank]) + launch.inputs.shown +
-                              block_of_grid() * sizeof(Where));
-  Where where;
-  std::memcpy(&where, &pack, sizeof where);
+  const auto where = load_as<Where>(shown_at(launch, rank));
   if (where.memory == 0) return result_at(launch, rank, where.offset);
   const uint64_t ordinal = where.memory - 1, end = launch.inputs.end;
   const bool listed = ordinal < end && ordinal + kKnown >= end;
@@ -49,13 +52,7 @@ PHX_DEVICE char *find_input(const Launch &launch, int rank) {
 PHX_DEVICE bool inputs_ready(const Launch &launch) {
   if (launch.inputs.apart == 0) return team_barrier(launch);
   const int n = launch.team.group_size;
-  if (thread_of_block() == 0) {
-    Pack pack;
-    std::memcpy(&pack, &launch.inputs.own, sizeof pack);
-    store_pack(reinterpret_cast<char *>(launch.team.pads[launch.team.group_rank]) + launch.inputs.shown +
-                   block_of_grid() * sizeof(Where),
-               pack);
-  }
+  if (thread_of_block() == 0) store_as(shown_at(launch, launch.team.group_rank), launch.inputs.own);
   if (!team_barrier(launch)) return false;
   char **const found = found_inputs(launch);
   for (int rank = static_cast<int>(thread_of_block()); rank < n; rank += static_cast<int>(threads_of_block()))
@@ -65,7 +62,7 @@ PHX_DEVICE bool inputs_ready(const Launch &launch) {
   for (int rank = 0; rank < n; ++rank) {
     if (found[rank] != nullptr) continue;
     all = false;
-    if (thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(has_freed(n, rank)));
+    if (thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(report(Report::kFreed, n, rank)));
   }
   if (!all) team_barrier(launch);  // the second barrier, in which the others wait for this rank
   return all;
@@ -84,18 +81,13 @@ PHX_DEVICE char *part_at(const Launch &launch, int of, int to) {
 // Publishes where this rank has its result, before the first barrier.
 PHX_DEVICE void show_place(const Launch &launch) {
   if (thread_of_block() != 0) return;
-  const Part shown{launch.spread.place, 0};
-  Pack pack;
-  std::memcpy(&pack, &shown, sizeof pack);
-  store_pack(part_at(launch, launch.team.group_rank, launch.team.group_rank), pack);
+  store_as(part_at(launch, launch.team.group_rank, launch.team.group_rank), Part{launch.spread.place, 0});
 }
 // After that barrier: whether all ranks have published the same place. Returns the same on all ranks.
 PHX_DEVICE bool in_one_place(const Launch &launch) {
   bool same = true;
   for (int rank = 0; rank < launch.team.group_size; ++rank) {
-    const Pack pack = load_pack(part_at(launch, rank, rank));
-    Part shown;
-    std::memcpy(&shown, &pack, sizeof shown);
+    const auto shown = load_as<Part>(part_at(launch, rank, rank));
     same = same && shown.start == launch.spread.place;
   }
   return same;
@@ -121,6 +113,25 @@ PHX_DEVICE bool inputs_are_aligned(const Launch &launch, size_t bytes) {
   if (launch.inputs.apart != 0)
     for (int rank = 1; rank < launch.team.group_size; ++rank) aligned &= is_aligned(block_at(launch, rank, bytes));
   return aligned;
+}
+
+// The counterparts of phx_symm_put_signal, phx_symm_wait_signal and phx_symm_barrier, by one block on a user's channel.
+PHX_DEVICE void barrier(const Launch &launch) { team_barrier(launch); }
+
+PHX_DEVICE void put_signal(const Launch &launch) {
+  if (thread_of_block() != 0) return;
+  const uint32_t last = phx_team_last(&launch.team, launch.channel, launch.root);
+  phx_team_put(&launch.team, launch.channel, launch.root, last + 1);
+}
+
+PHX_DEVICE void wait_signal(const Launch &launch) {
+  if (thread_of_block() != 0) return;
+  uint32_t *const taken = launch.taken + static_cast<size_t>(launch.channel) * launch.team.group_size + launch.root;
+  const int32_t status = phx_team_wait(&launch.team, launch.channel, launch.root, *taken + 1, launch.timeout_ns);
+  if (status == 0)
+    *taken += 1;
+  else
+    phx_word_put(launch.failed, static_cast<uint32_t>(status));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 
 #include <new>
+#include <string>
 
 #include "base/error.h"
 #include "base/shared_memory.h"
@@ -11,11 +12,42 @@ namespace phx::cuda {
 
 size_t span_of(size_t size, size_t unit) { return round_up(size == 0 ? 1 : size, unit); }
 
-Memory::~Memory() {
+MappedHandle::~MappedHandle() {
   const Current current(driver_, gpu_.context);
   if (mapped_) driver_.unmap(pointer_, span_);
   if (pointer_ != 0) driver_.unreserve(pointer_, span_);
+  if (bound_) driver_.multicast_unbind(handle_, gpu_.device, 0, span_);
   if (created_) driver_.release(handle_);
+}
+
+phx_status MappedHandle::import_shared(const char *operation, void *handle, int kind, const char *thing) {
+  const std::string action = std::string("importing ") + thing + " (cuMemImportFromShareableHandle)";
+  PHX_TRY(on_gpu(operation, driver_, gpu_.context, action.c_str(),
+                 [&] { return driver_.import_handle(&handle_, handle, kind); }));
+  created_ = true;
+  return PHX_OK;
+}
+
+phx_status MappedHandle::export_shared(const char *operation, void *out, int kind, const char *thing) const {
+  const std::string action = std::string("sharing ") + thing + " (cuMemExportToShareableHandle)";
+  return on_gpu(operation, driver_, gpu_.context, action.c_str(),
+                [&] { return driver_.export_handle(out, handle_, kind, 0); });
+}
+
+phx_status MappedHandle::map(const char *operation, size_t alignment, const char *reserving, const char *thing) {
+  const Current current(driver_, gpu_.context);
+  Result result = driver_.reserve(&pointer_, span_, alignment, 0, 0);
+  if (result != 0) {
+    pointer_ = 0;
+    return failed(driver_, operation, result, reserving);
+  }
+  result = driver_.map(pointer_, span_, 0, handle_, 0);
+  if (result != 0) return failed(driver_, operation, result, ("mapping " + std::string(thing) + " (cuMemMap)").c_str());
+  mapped_ = true;
+  const AccessDescription access{{kOnDevice, gpu_.device}, kReadWrite};
+  result = driver_.set_access(pointer_, span_, &access, 1);
+  if (result == 0) return PHX_OK;
+  return failed(driver_, operation, result, ("getting access to " + std::string(thing) + " (cuMemSetAccess)").c_str());
 }
 
 phx_status Memory::begin(const char *operation, const Gpus &gpus, const Gpu &gpu, size_t span, MemoryPtr *out) {
@@ -24,51 +56,36 @@ phx_status Memory::begin(const char *operation, const Gpus &gpus, const Gpu &gpu
 }
 
 phx_status Memory::map(const char *operation) {
-  const Current current(driver_, gpu_.context);
-  Result result = driver_.reserve(&pointer_, span_, 0, 0, 0);
-  if (result != 0) {
-    pointer_ = 0;
-    return failed(driver_, operation, result, "reserving addresses (cuMemAddressReserve)");
-  }
-  result = driver_.map(pointer_, span_, 0, handle_, 0);
-  if (result != 0) return failed(driver_, operation, result, "mapping the memory (cuMemMap)");
-  mapped_ = true;
-  const AccessDescription access{{kOnDevice, gpu_.device}, kReadWrite};
-  result = driver_.set_access(pointer_, span_, &access, 1);
-  if (result != 0) return failed(driver_, operation, result, "getting access to the memory (cuMemSetAccess)");
-  return PHX_OK;
+  return MappedHandle::map(operation, 0, "reserving addresses (cuMemAddressReserve)", "the memory");
 }
 
 template <class Fill>
 phx_status Memory::fill(const char *operation, const char *action, Fill fill) const {
-  const Current current(driver_, gpu_.context);
-  Stream stream = nullptr;
-  Result result = current.result();
-  if (result == 0) result = driver_.stream_create(&stream, kNonBlocking);
-  if (result == 0) result = fill(stream);
-  if (result == 0) result = driver_.stream_wait(stream);
-  if (stream != nullptr) driver_.stream_destroy(stream);
-  return result == 0 ? PHX_OK : failed(driver_, operation, result, action);
+  return on_gpu(operation, driver_, gpu_.context, action, [&] {
+    Stream stream = nullptr;
+    Result result = driver_.stream_create(&stream, kNonBlocking);
+    if (result == 0) result = fill(stream);
+    if (result == 0) result = driver_.stream_wait(stream);
+    if (stream != nullptr) driver_.stream_destroy(stream);
+    return result;
+  });
 }
 
 phx_status Memory::make(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out) {
   Gpu gpu;
   MemoryPtr memory;
-  phx_status status = gpus.get(operation, index, &gpu);
-  if (status == PHX_OK) status = begin(operation, gpus, gpu, span_of(size, gpu.unit), &memory);
-  if (status != PHX_OK) return status;
-  const Current current(memory->driver_, gpu.context);
-  const AllocationProperties properties = properties_of(memory->gpu_);
-  const Result result = memory->driver_.create(&memory->handle_, memory->span_, &properties, 0);
-  if (result != 0) return failed(memory->driver_, operation, result, "allocating memory of the GPU (cuMemCreate)");
+  PHX_TRY(gpus.get(operation, index, &gpu));
+  PHX_TRY(begin(operation, gpus, gpu, span_of(size, gpu.unit), &memory));
+  const AllocationProperties properties = properties_of(gpu);
+  PHX_TRY(on_gpu(operation, memory->driver_, gpu.context, "allocating memory of the GPU (cuMemCreate)",
+                 [&] { return memory->driver_.create(&memory->handle_, memory->span_, &properties, 0); }));
   memory->created_ = true;
-  status = memory->map(operation);
-  if (status == PHX_OK)
-    status = memory->fill(operation, "filling the memory with zeros (cuMemsetD8Async)", [&](Stream stream) {
-      return memory->driver_.fill_bytes(memory->pointer_, 0, memory->span_, stream);
-    });
-  if (status == PHX_OK) *out = std::move(memory);
-  return status;
+  PHX_TRY(memory->map(operation));
+  PHX_TRY(memory->fill(operation, "filling the memory with zeros (cuMemsetD8Async)", [&](Stream stream) {
+    return memory->driver_.fill_bytes(memory->pointer_, 0, memory->span_, stream);
+  }));
+  *out = std::move(memory);
+  return PHX_OK;
 }
 
 phx_status Memory::import(const char *operation, Gpus &gpus, int32_t index, int fd, size_t span, MemoryPtr *out) {
@@ -87,26 +104,19 @@ phx_status Memory::import_handle(const char *operation, Gpus &gpus, int32_t inde
                                  MemoryPtr *out) {
   Gpu gpu;
   MemoryPtr memory;
-  phx_status status = gpus.get(operation, index, &gpu);
-  if (status == PHX_OK) status = begin(operation, gpus, gpu, span, &memory);
-  if (status != PHX_OK) return status;
-  const Current current(memory->driver_, gpu.context);
-  const Result result = memory->driver_.import_handle(&memory->handle_, handle, kind);
-  if (result != 0)
-    return failed(memory->driver_, operation, result, "importing memory of a GPU (cuMemImportFromShareableHandle)");
-  memory->created_ = true;
-  status = memory->map(operation);
-  if (status == PHX_OK) *out = std::move(memory);
-  return status;
+  PHX_TRY(gpus.get(operation, index, &gpu));
+  PHX_TRY(begin(operation, gpus, gpu, span, &memory));
+  PHX_TRY(memory->import_shared(operation, handle, kind, "memory of a GPU"));
+  PHX_TRY(memory->map(operation));
+  *out = std::move(memory);
+  return PHX_OK;
 }
 
 phx_status Memory::export_fd(const char *operation, int *fd) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!fd_.valid()) {
     int exported = -1;
-    const Result result = driver_.export_handle(&exported, handle_, kFileDescriptor, 0);
-    if (result != 0)
-      return failed(driver_, operation, result, "sharing memory of the GPU (cuMemExportToShareableHandle)");
+    PHX_TRY(export_shared(operation, &exported, kFileDescriptor, "memory of the GPU"));
     fd_ = Fd(exported);
     fcntl(exported, F_SETFD, FD_CLOEXEC);
   }
@@ -115,11 +125,7 @@ phx_status Memory::export_fd(const char *operation, int *fd) {
 }
 
 phx_status Memory::export_fabric(const char *operation, FabricHandle *out) const {
-  const Current current(driver_, gpu_.context);
-  Result result = current.result();
-  if (result == 0) result = driver_.export_handle(out, handle_, kFabric, 0);
-  return result == 0 ? PHX_OK
-                     : failed(driver_, operation, result, "sharing memory of the GPU (cuMemExportToShareableHandle)");
+  return export_shared(operation, out, kFabric, "memory of the GPU");
 }
 
 phx_status Memory::write(const char *operation, size_t offset, const void *from, size_t bytes) const {

@@ -17,16 +17,40 @@ namespace phx::cuda {
 // `size` rounded up to the granularity of a GPU's memory, and at least one unit of it.
 size_t span_of(size_t size, size_t unit);
 
+// A handle of the driver, and the addresses at which it is mapped.
+class MappedHandle {
+ public:
+  MappedHandle(const MappedHandle &) = delete;
+  MappedHandle &operator=(const MappedHandle &) = delete;
+  Pointer pointer() const { return pointer_; }
+  size_t span() const { return span_; }
+  const Gpu &gpu() const { return gpu_; }
+
+ protected:
+  MappedHandle(const Driver &driver, const Gpu &gpu, size_t span) : driver_(driver), gpu_(gpu), span_(span) {}
+  // Ignores errors, because a driver that is shutting down releases everything by itself.
+  ~MappedHandle();
+  // `thing` and `reserving` are for the texts of errors.
+  phx_status import_shared(const char *operation, void *handle, int kind, const char *thing);
+  phx_status export_shared(const char *operation, void *out, int kind, const char *thing) const;
+  phx_status map(const char *operation, size_t alignment, const char *reserving, const char *thing);
+
+  // The destructor undoes these steps in the reverse order, as far as they were taken.
+  const Driver &driver_;
+  const Gpu gpu_;
+  const size_t span_;
+  Handle handle_ = 0;
+  bool created_ = false;
+  bool bound_ = false;   // of a multicast object: memory of this GPU is part of it
+  Pointer pointer_ = 0;  // 0: no addresses are reserved
+  bool mapped_ = false;
+};
+
 class Memory;
 using MemoryPtr = std::unique_ptr<Memory>;
 
-class Memory {
+class Memory : public MappedHandle {
  public:
-  Memory(const Memory &) = delete;
-  Memory &operator=(const Memory &) = delete;
-  // Ignores errors, because a driver that is shutting down releases everything by itself.
-  ~Memory();
-
   // Allocates `size` bytes of zeros on a GPU.
   static phx_status make(const char *operation, Gpus &gpus, int32_t index, size_t size, MemoryPtr *out);
   // Maps all `span` bytes of a peer's memory, on whichever GPU, for a GPU. The driver refuses to map more than there
@@ -37,10 +61,7 @@ class Memory {
   static phx_status import_fabric(const char *operation, Gpus &gpus, int32_t index, const FabricHandle &handle,
                                   size_t span, MemoryPtr *out);
 
-  Pointer pointer() const { return pointer_; }
   Handle handle() const { return handle_; }
-  size_t span() const { return span_; }
-  const Gpu &gpu() const { return gpu_; }
   // This object keeps the ownership of the descriptor.
   phx_status export_fd(const char *operation, int *fd);
   phx_status export_fabric(const char *operation, FabricHandle *out) const;
@@ -48,7 +69,7 @@ class Memory {
   phx_status write(const char *operation, size_t offset, const void *from, size_t bytes) const;
 
  private:
-  Memory(const Driver &driver, const Gpu &gpu, size_t span) : driver_(driver), gpu_(gpu), span_(span) {}
+  using MappedHandle::MappedHandle;
   static phx_status import_handle(const char *operation, Gpus &gpus, int32_t index, void *handle, int kind, size_t span,
                                   MemoryPtr *out);
   static phx_status begin(const char *operation, const Gpus &gpus, const Gpu &gpu, size_t span, MemoryPtr *out);
@@ -56,14 +77,6 @@ class Memory {
   template <class Fill>
   phx_status fill(const char *operation, const char *action, Fill fill) const;
 
-  // The destructor undoes these steps in the reverse order, as far as they were taken.
-  const Driver &driver_;
-  const Gpu gpu_;
-  const size_t span_;
-  Handle handle_ = 0;
-  bool created_ = false;
-  Pointer pointer_ = 0;  // 0: no addresses are reserved
-  bool mapped_ = false;
   std::mutex mutex_;
   Fd fd_;  // exports the handle, once a peer needs it
 };

@@ -81,17 +81,6 @@ static_assert(sizeof(Exchange) <= 4096, "more than a launch may pass");
 
 // The words of two labels, that of the sender first, which follow the word of failures.
 constexpr size_t kDifferenceWords = 2 * sizeof(Label) / sizeof(uint32_t);
-// Codes in the word of failures: the peer sends another message than this rank expects, or expects another one than
-// this rank sends; or the peer has left before a message was complete.
-PHX_PORTABLE constexpr int32_t sends_other(int32_t group_size, int32_t group_rank) {
-  return 3 * group_size + 1 + group_rank;
-}
-PHX_PORTABLE constexpr int32_t receives_other(int32_t group_size, int32_t group_rank) {
-  return 4 * group_size + 1 + group_rank;
-}
-PHX_PORTABLE constexpr int32_t has_gone(int32_t group_size, int32_t group_rank) {
-  return 5 * group_size + 1 + group_rank;
-}
 
 PHX_PORTABLE constexpr size_t slot_bytes(uint32_t chunk_bytes) { return sizeof(Label) + chunk_bytes; }
 PHX_PORTABLE constexpr size_t ring_bytes(uint32_t chunk_bytes) {

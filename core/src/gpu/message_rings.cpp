@@ -38,22 +38,20 @@ phx_status GpuMessageRings::put(const char *operation, int32_t index, const std:
     return group_.raise_revoked(operation);
   const Deadline deadline = Deadline::after_ms(timeout_ms);
   bool capturing = false;
-  phx_status status = open(operation, index);
-  if (status == PHX_OK) status = check(operation, messages, stream, &capturing);
-  if (status == PHX_OK) status = make(operation, messages, deadline, capturing);
-  if (status == PHX_OK && !messages.empty()) status = launch(operation, messages, timeout_ms, stream, capturing);
-  return status;
+  PHX_TRY(open(operation, index));
+  PHX_TRY(check(operation, messages, stream, &capturing));
+  PHX_TRY(make(operation, messages, deadline, capturing));
+  return messages.empty() ? PHX_OK : launch(operation, messages, timeout_ms, stream, capturing);
 }
 
 phx_status GpuMessageRings::open(const char *operation, int32_t index) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (open_.load(std::memory_order_relaxed)) {
+  if (gpus_ != nullptr) {
     if (index == gpu_.index) return PHX_OK;
-    return fail_text(
-        PHX_ERR_UNSUPPORTED, operation,
-        "%s on group '%s': all messages of a rank must use one GPU; this rank has used CUDA device %d for this "
-        "group, and now gives %d",
-        operation, group_.name().c_str(), gpu_.index, index);
+    return group_.raise(PHX_ERR_UNSUPPORTED, operation,
+                        "all messages of a rank must use one GPU; this rank has used CUDA device %d for this group, "
+                        "and now gives %d",
+                        gpu_.index, index);
   }
   AllocatorRef allocator = group_.world().allocators().get(PHX_DEVICE_CUDA, operation);
   if (!allocator) return PHX_ERR_UNSUPPORTED;
@@ -63,26 +61,23 @@ phx_status GpuMessageRings::open(const char *operation, int32_t index) {
                 "messages in GPU memory need Phalanx's CUDA allocator, but another one is registered for CUDA; do "
                 "not register one");
   cuda::Gpu gpu;
-  phx_status status = gpus->get(operation, index, &gpu);
-  if (status == PHX_OK) gpus->load(gpu);  // so that a later rendezvous does not wait for messages in flight
+  PHX_TRY(gpus->get(operation, index, &gpu));
+  gpus->load(gpu);  // so that a later rendezvous does not wait for messages in flight
   cuda::Function function = nullptr;
   const int32_t threads = std::min(cuda::kLineThreads, gpu.most_threads);
-  if (status == PHX_OK) status = gpus->kernel(operation, gpu, kKernel, threads, &function);
+  PHX_TRY(gpus->kernel(operation, gpu, kKernel, threads, &function));
   cuda::MemoryPtr cursors;
   const size_t bytes = 2 * static_cast<size_t>(group_.size()) * cuda::kLanes * sizeof(cuda::Cursor);
-  if (status == PHX_OK) status = cuda::Memory::make(operation, *gpus, index, bytes, &cursors);
-  if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
+  PHX_TRY(cuda::Memory::make(operation, *gpus, index, bytes, &cursors));
+  if (const uint32_t first = group_.first_count(); first != 0) {
     const std::vector<cuda::Cursor> begun(bytes / sizeof(cuda::Cursor), {first, 0, 0, 0});
-    status = cursors->write(operation, 0, begun.data(), bytes);
+    PHX_TRY(cursors->write(operation, 0, begun.data(), bytes));
   }
-  if (status != PHX_OK) return status;
-  status = gpu_of(group_).open_words(operation, allocator, gpu, &words_);
-  if (status != PHX_OK) return status;
+  PHX_TRY(gpu_of(group_).open_words(operation, allocator, gpu, &words_));
   allocator_ = std::move(allocator);
   cursors_ = std::move(cursors);
   gpus_ = gpus;
   gpu_ = gpu;
-  open_.store(true, std::memory_order_release);
   return PHX_OK;
 }
 
@@ -108,18 +103,15 @@ phx_status GpuMessageRings::make(const char *operation, const std::vector<GpuMes
   for (const GpuMessage &message : messages) {
     if (path_of(message).ready.load(std::memory_order_acquire)) continue;
     if (capturing)
-      return fail_text(
-          PHX_ERR_UNSUPPORTED, operation,
-          "%s on group '%s': the first message %s rank %d needs memory, and cannot be captured: %s one before "
-          "the capture",
-          operation, group_.name().c_str(), message.sends ? "to" : "from", group_.rank_of(message.peer),
-          message.sends ? "send" : "receive");
-    phx_status status = built ? PHX_OK : build_all(operation, deadline);
+      return group_.raise(PHX_ERR_UNSUPPORTED, operation,
+                          "the first message %s rank %d needs memory, and cannot be captured: %s one before the "
+                          "capture",
+                          message.sends ? "to" : "from", group_.rank_of(message.peer),
+                          message.sends ? "send" : "receive");
+    if (!built) PHX_TRY(build_all(operation, deadline));
     built = true;
-    if (status == PHX_OK && (message.sends || message.peer == group_.group_rank()))
-      status = build(operation, message.peer, deadline);
-    if (status == PHX_OK && !message.sends) status = map(operation, message.peer, deadline);
-    if (status != PHX_OK) return status;
+    if (message.sends || message.peer == group_.group_rank()) PHX_TRY(build(operation, message.peer, deadline));
+    if (!message.sends) PHX_TRY(map(operation, message.peer, deadline));
   }
   return PHX_OK;
 }
@@ -142,20 +134,17 @@ phx_status GpuMessageRings::build(const char *operation, int to, const Deadline 
   const size_t quarter = std::max<size_t>(group_.world().slot_bytes() / 4, 1);  // smaller in tests
   const auto chunk = static_cast<uint32_t>(round_up(std::min<size_t>(quarter, kMostChunk), 16));
   cuda::MemoryPtr memory;
-  phx_status status = cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::ring_bytes(chunk), &memory);
-  if (const uint32_t first = group_.first_count(); status == PHX_OK && first != 0) {
+  PHX_TRY(cuda::Memory::make(operation, *gpus_, gpu_.index, cuda::ring_bytes(chunk), &memory));
+  if (const uint32_t first = group_.first_count(); first != 0) {
     const std::vector<cuda::RingWord> begun(2 * cuda::kLanes, {first});  // `put` and `taken`
-    status = memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]);
+    PHX_TRY(memory->write(operation, 0, begun.data(), begun.size() * sizeof begun[0]));
   }
-  if (status == PHX_OK) status = path.order.open(operation, gpus_->driver(), gpu_);
+  PHX_TRY(path.order.open(operation, gpus_->driver(), gpu_));
   int fd = -1;
-  if (status == PHX_OK) status = memory->export_fd(operation, &fd);
-  if (status != PHX_OK) return status;
+  PHX_TRY(memory->export_fd(operation, &fd));
   const Announcement ring{chunk, gpu_.unit};
-  if (to != group_.group_rank()) {
-    status = group_.show_ring(operation, to, {reinterpret_cast<const char *>(&ring), sizeof ring}, fd, deadline);
-    if (status != PHX_OK) return status;
-  }
+  if (to != group_.group_rank())
+    PHX_TRY(group_.show_ring(operation, to, {reinterpret_cast<const char *>(&ring), sizeof ring}, fd, deadline));
   path.memory = std::move(memory);
   path.chunk_bytes = chunk;
   path.ready.store(true, std::memory_order_release);
@@ -167,23 +156,21 @@ phx_status GpuMessageRings::map(const char *operation, int from, const Deadline 
   Turn turn;
   PHX_TRY(group_.take_turn(operation, path.mutex, deadline, kSamePath, true, &turn));
   if (path.ready.load(std::memory_order_relaxed)) return PHX_OK;
-  phx_status status = path.order.open(operation, gpus_->driver(), gpu_);
-  if (status != PHX_OK) return status;
+  PHX_TRY(path.order.open(operation, gpus_->driver(), gpu_));
   if (from == group_.group_rank()) {
     path.chunk_bytes = to_[from].chunk_bytes;
   } else {
     Parcel parcel;
-    status = group_.await_ring(operation, from, deadline, &parcel);
-    if (status != PHX_OK) return status;
+    PHX_TRY(group_.await_ring(operation, from, deadline, &parcel));
     Announcement ring{};
     if (parcel.bytes.size() == sizeof ring) std::memcpy(&ring, parcel.bytes.data(), sizeof ring);
     if (ring.chunk_bytes == 0 || ring.chunk_bytes % 16 != 0 || ring.chunk_bytes > kMostChunk || ring.unit == 0 ||
         parcel.fds.size() != 1)
       return group_.raise_malformed(operation, from);
     const size_t span = cuda::span_of(cuda::ring_bytes(ring.chunk_bytes), ring.unit);
-    status = cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &path.memory);
     // A ring is announced only once, so a rank that cannot map it now can never use it.
-    if (status != PHX_OK) return group_.fail_with(last_error(), true);
+    if (cuda::Memory::import(operation, *gpus_, gpu_.index, parcel.fds[0].get(), span, &path.memory) != PHX_OK)
+      return group_.fail_with(last_error(), true);
     path.chunk_bytes = static_cast<uint32_t>(ring.chunk_bytes);
   }
   path.ready.store(true, std::memory_order_release);
@@ -214,8 +201,8 @@ uint32_t GpuMessageRings::list(const std::vector<GpuMessage> &messages, cuda::Ex
     cuda::GpuMessageRing &ring = out->ring[paths->size()];
     paths->push_back(path);
     const size_t place = (opens.sends ? 0 : group_.size()) + static_cast<size_t>(opens.peer);
-    ring.memory = reinterpret_cast<char *>(static_cast<uintptr_t>(memory_of(opens).pointer()));
-    ring.cursors = reinterpret_cast<cuda::Cursor *>(static_cast<uintptr_t>(cursors_->pointer())) + place * cuda::kLanes;
+    ring.memory = static_cast<char *>(cuda::pointer_of(memory_of(opens).pointer()));
+    ring.cursors = static_cast<cuda::Cursor *>(cuda::pointer_of(cursors_->pointer())) + place * cuda::kLanes;
     ring.chunk_bytes = path->chunk_bytes;
     ring.rank = opens.peer;
     ring.sends = opens.sends ? 1 : 0;
@@ -233,31 +220,23 @@ uint32_t GpuMessageRings::list(const std::vector<GpuMessage> &messages, cuda::Ex
 
 phx_status GpuMessageRings::launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms,
                                    void *stream, bool capturing) {
-  const cuda::Driver &driver = gpus_->driver();
   const std::lock_guard<std::mutex> lock(mutex_);
   cuda::Exchange exchange{};
   std::vector<Path *> paths;
   const uint32_t blocks = list(messages, &exchange, &paths);
-  constexpr int64_t kMostMs = int64_t{1} << 40;
-  exchange.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, kMostMs)) * 1000 * 1000;
+  exchange.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, Deadline::kMaxMs)) * 1000 * 1000;
   exchange.group_size = group_.size();
-  exchange.gone = reinterpret_cast<const int32_t *>(static_cast<uintptr_t>(words_->pointer()));
-  exchange.failed = reinterpret_cast<uint32_t *>(static_cast<uintptr_t>(words_->pointer())) + group_.size();
+  exchange.gone = static_cast<const int32_t *>(cuda::pointer_of(words_->pointer()));
+  exchange.failed = static_cast<uint32_t *>(cuda::pointer_of(words_->pointer())) + group_.size();
   const int32_t threads = std::min(cuda::kLineThreads, gpu_.most_threads);
   cuda::Function function = nullptr;
   phx_status status = gpus_->kernel(operation, gpu_, kKernel, threads, &function);
   if (status != PHX_OK) return group_.fail_with(last_error(), true);
   for (const Path *path : paths)
     if (status == PHX_OK) status = path->order.begin(operation, stream, capturing);
-  if (status == PHX_OK) {
-    void *parameters[] = {&exchange, nullptr};
-    const cuda::Current current(driver, gpu_.context);
-    cuda::Result result = current.result();
-    if (result == 0)
-      result = driver.launch(function, blocks, 1, 1, static_cast<unsigned>(threads), 1, 1, 0,
-                             static_cast<cuda::Stream>(stream), parameters, nullptr);
-    if (result != 0) status = failed(driver, operation, result, "launching a kernel (cuLaunchKernel)");
-  }
+  void *parameters[] = {&exchange, nullptr};
+  if (status == PHX_OK)
+    status = cuda::launch_kernel(operation, gpus_->driver(), gpu_, function, blocks, threads, stream, parameters);
   for (Path *path : paths)
     if (status == PHX_OK) status = path->order.end(operation, stream, capturing);
   if (status == PHX_OK) return PHX_OK;

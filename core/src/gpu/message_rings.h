@@ -36,8 +36,6 @@ struct GpuMessage {
 class GpuMessageRings {
  public:
   explicit GpuMessageRings(Group &group);
-  GpuMessageRings(const GpuMessageRings &) = delete;
-  GpuMessageRings &operator=(const GpuMessageRings &) = delete;
 
   // Puts all messages on the stream as one kernel. If this rank receives from a peer for the first time, it first waits
   // until that peer makes its first message, in any direction.
@@ -72,10 +70,9 @@ class GpuMessageRings {
   Group &group_;
   std::mutex mutex_;
   AllocatorRef allocator_;
-  cuda::Gpus *gpus_ = nullptr;
+  cuda::Gpus *gpus_ = nullptr;  // NULL until `open` has set it and the members around it
   cuda::Gpu gpu_;
-  std::atomic<bool> open_{false};  // written last by `open`; allocator_, gpus_, gpu_, cursors_, words_ are valid then
-  cuda::MemoryPtr cursors_;        // for the lanes of all rings to ranks, and then of those from ranks
+  cuda::MemoryPtr cursors_;  // for the lanes of all rings to ranks, and then of those from ranks
   std::shared_ptr<cuda::DeviceWords> words_;
   // By group rank; a rank's ring to itself lies in to_. Destructors wait for the last launches, which have timeouts.
   std::deque<Path> to_, from_;

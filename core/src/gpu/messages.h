@@ -92,13 +92,14 @@ PHX_DEVICE int32_t next_work(const Exchange &launch, uint32_t after) {
       if (!checks) continue;
       const Refusal &refused = end.head->refused[end.lane];
       if (end.ring.sends != 0 && phx_word_get(&refused.word) != 0) {
-        tell_difference(launch, receives_other(launch.group_size, end.ring.rank), refused.sent, refused.expected);
+        tell_difference(launch, report(Report::kReceivesOther, launch.group_size, end.ring.rank), refused.sent,
+                        refused.expected);
         return -1;
       }
       // The peer may have done its part before it left.
       const bool gone = phx_word_get(reinterpret_cast<const uint32_t *>(launch.gone) + end.ring.rank) != 0;
       if (gone && !can_move(end, end.cursor->chunks)) {
-        if (phx_word_get(launch.failed) == 0) give_up(launch, has_gone(launch.group_size, end.ring.rank));
+        if (phx_word_get(launch.failed) == 0) give_up(launch, report(Report::kGone, launch.group_size, end.ring.rank));
         return -1;
       }
     } while (work != after);
@@ -133,16 +134,14 @@ PHX_DEVICE void copy_chunk(char *to, const char *from, uint32_t bytes) {
 
 // Whether the slot has a chunk of the expected message; reports it if not. Returns the same to all threads.
 PHX_DEVICE bool is_expected(const Exchange &launch, const LaneEnd &end, const char *slot, const Label &expected) {
-  const Pack pack = load_pack(slot);
-  Label sent;
-  std::memcpy(&sent, &pack, sizeof sent);
+  const auto sent = load_as<Label>(slot);
   if (sent.bytes == expected.bytes && sent.tag == expected.tag && sent.dtype == expected.dtype) return true;
   if (thread_of_block() == 0) {
     Refusal &refused = end.head->refused[end.lane];
     refused.sent = sent;
     refused.expected = expected;
     phx_word_put(&refused.word, 1);
-    tell_difference(launch, sends_other(launch.group_size, end.ring.rank), sent, expected);
+    tell_difference(launch, report(Report::kSendsOther, launch.group_size, end.ring.rank), sent, expected);
   }
   return false;
 }
@@ -156,11 +155,7 @@ PHX_DEVICE bool move_chunk(const Exchange &launch, const LaneEnd &end) {
   char *const data = slot + sizeof(Label);
   const bool sends = end.ring.sends != 0;
   if (sends) {
-    if (thread_of_block() == 0) {
-      Pack pack;
-      std::memcpy(&pack, &message.label, sizeof pack);
-      store_pack(slot, pack);
-    }
+    if (thread_of_block() == 0) store_as(slot, message.label);
     copy_chunk(data, message.data + piece.begin, piece.size);
   } else {
     if (!is_expected(launch, end, slot, message.label)) return false;

@@ -65,22 +65,16 @@ PHX_DEVICE void all_gather_v(const Launch &launch, const Lists &lists) {
 // Each rank knows only its own lists, so before the first barrier it publishes where its part for each rank lies.
 PHX_DEVICE void all_to_all_v(const Launch &launch, const Lists &lists) {
   const int n = launch.team.group_size, self = launch.team.group_rank;
-  for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block())) {
-    const Part part{sum_before(lists.in, to), lists.in[to]};
-    Pack pack;
-    std::memcpy(&pack, &part, sizeof pack);
-    store_pack(part_at(launch, self, to), pack);
-  }
+  for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block()))
+    store_as(part_at(launch, self, to), Part{sum_before(lists.in, to), lists.in[to]});
   if (!team_barrier(launch)) return;
   for_each_rank(launch, [&](int from) {
-    const Pack pack = load_pack(part_at(launch, from, self));
-    Part part;
-    std::memcpy(&part, &pack, sizeof part);
+    const auto part = load_as<Part>(part_at(launch, from, self));
     if (part.count == lists.out[from])
       copy_between(out_at(launch, sum_before(lists.out, from) * launch.item),
                    block_at(launch, from, part.start * launch.item), part.count * launch.item);
     else if (thread_of_block() == 0)
-      phx_word_put(launch.failed, static_cast<uint32_t>(disagrees(n, from)));
+      phx_word_put(launch.failed, static_cast<uint32_t>(report(Report::kDisagrees, n, from)));
   });
   team_barrier(launch);
 }

@@ -15,13 +15,9 @@ namespace phx::cuda {
 class MulticastObject;
 using MulticastPtr = std::unique_ptr<MulticastObject>;
 
-class MulticastObject {
+// Precondition of its destruction: no kernel uses the object any more.
+class MulticastObject : public MappedHandle {
  public:
-  MulticastObject(const MulticastObject &) = delete;
-  MulticastObject &operator=(const MulticastObject &) = delete;
-  // Releases what was acquired. Precondition: no kernel uses the object any more.
-  ~MulticastObject();
-
   // Makes an object for `devices` GPUs, with blocks of `size` bytes on each.
   static phx_status make(const char *operation, const Driver &driver, const Gpu &gpu, size_t devices, size_t size,
                          MulticastPtr *out);
@@ -33,20 +29,8 @@ class MulticastObject {
   // Binds the block of this rank and maps the object. Precondition: all GPUs have been added.
   phx_status bind(const char *operation, const Memory &memory);
 
-  size_t span() const { return span_; }
-  Pointer pointer() const { return pointer_; }
-
  private:
-  MulticastObject(const Driver &driver, const Gpu &gpu, size_t span) : driver_(driver), gpu_(gpu), span_(span) {}
-
-  const Driver &driver_;
-  const Gpu gpu_;
-  const size_t span_;
-  Handle handle_ = 0;
-  bool created_ = false;
-  bool bound_ = false;
-  Pointer pointer_ = 0;  // 0: no addresses are reserved
-  bool mapped_ = false;
+  using MappedHandle::MappedHandle;
 };
 
 }  // namespace phx::cuda

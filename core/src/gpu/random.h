@@ -1,7 +1,7 @@
 // Random elements in GPU memory.
 #pragma once
 
-#include "kernels/random_box.h"
+#include "kernels/random.h"
 
 namespace phx::random {
 

@@ -3,18 +3,17 @@
 #pragma once
 
 #include "gpu/block.h"
-#include "kernels/random_device_box.h"
 #include "kernels/random_kinds.h"
 
 namespace phx::random {
 namespace {
 
 // Where element `number` of the box lies in the tensor and in the output. The last dim varies fastest.
-PHX_DEVICE void place(const DeviceBox &box, int64_t number, uint64_t *index, int64_t *out) {
-  uint64_t element = box.first;
+PHX_DEVICE void place(const DeviceFill &fill, int64_t number, uint64_t *index, int64_t *out) {
+  uint64_t element = fill.first;
   int64_t to = 0;
-  for (int d = box.ndim - 1; d >= 0; --d) {
-    const Dim &dim = box.dims[d];
+  for (int d = fill.ndim - 1; d >= 0; --d) {
+    const Dim &dim = fill.dims[d];
     const int64_t position = number % dim.size;
     number /= dim.size;
     element += static_cast<uint64_t>(position * dim.index_stride);
@@ -39,10 +38,10 @@ PHX_DEVICE void fill_on_gpu(const DeviceFill &fill) {
   const typename Kind::Constants constants(fill.settings);
   auto *const out = static_cast<typename Kind::Out *>(fill.out);
   const int64_t step = static_cast<int64_t>(cuda::threads_of_grid());
-  for (int64_t i = static_cast<int64_t>(cuda::thread_of_grid()); i < fill.box.count; i += step) {
+  for (int64_t i = static_cast<int64_t>(cuda::thread_of_grid()); i < fill.count; i += step) {
     uint64_t index = 0;
     int64_t to = 0;
-    place(fill.box, i, &index, &to);
+    place(fill, i, &index, &to);
     typename Kind::Word word;
     if constexpr (Kind::kPaired) {
       typename Kind::Word other;

@@ -40,15 +40,6 @@ PHX_DEVICE char *slot_at(const Launch &launch, size_t slot, size_t round, int of
   return block_at(launch, of, ((2 * block_of_grid() + round % 2) * n + to) * slot);
 }
 
-// What a rank has published before the first barrier: how much it sends to this rank, and, as `start`, the most that it
-// sends to any other.
-PHX_DEVICE Part part_of(const Launch &launch, int from) {
-  const Pack pack = load_pack(part_at(launch, from, launch.team.group_rank));
-  Part part;
-  std::memcpy(&part, &pack, sizeof part);
-  return part;
-}
-
 PHX_DEVICE void fill_slots(const Launch &launch, const Lists &lists, size_t slot, size_t round) {
   const int n = launch.team.group_size, self = launch.team.group_rank;
   for (int to = 0; to < n; ++to) {
@@ -65,21 +56,19 @@ PHX_DEVICE void all_to_all_v_by_slots(const Launch &launch, const Lists &lists) 
   uint64_t most = 0;
   for (int to = 0; to < n; ++to)
     if (to != self && lists.in[to] > most) most = lists.in[to];
-  for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block())) {
-    const Part part{most, lists.in[to]};
-    Pack pack;
-    std::memcpy(&pack, &part, sizeof pack);
-    store_pack(part_at(launch, self, to), pack);
-  }
+  // Each rank publishes before the first barrier how much it sends to each other one, and, as `start`, the most that it
+  // sends to any.
+  for (int to = static_cast<int>(thread_of_block()); to < n; to += static_cast<int>(threads_of_block()))
+    store_as(part_at(launch, self, to), Part{most, lists.in[to]});
   fill_slots(launch, lists, slot, 0);
   if (!team_barrier(launch)) return;
   bool differs = false;
   for (int from = 0; from < n; ++from) {
-    const Part part = part_of(launch, from);
+    const auto part = load_as<Part>(part_at(launch, from, self));
     most = part.start > most ? part.start : most;
     if (part.count == lists.out[from]) continue;
     differs = true;
-    if (thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(disagrees(n, from)));
+    if (thread_of_block() == 0) phx_word_put(launch.failed, static_cast<uint32_t>(report(Report::kDisagrees, n, from)));
   }
   const size_t rounds = (share_of(most * launch.item) + slot - 1) / slot;
   for (size_t round = 0; round < rounds; ++round) {

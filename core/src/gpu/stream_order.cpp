@@ -13,10 +13,9 @@ bool reaches(const Driver &driver, const Gpu &gpu, const void *pointer) {
 }
 
 phx_status is_capturing(const char *operation, const Driver &driver, const Gpu &gpu, void *stream, bool *out) {
-  const Current current(driver, gpu.context);
   int state = kNotCapturing;
-  const Result result = driver.stream_capturing(static_cast<Stream>(stream), &state);
-  if (result != 0) return failed(driver, operation, result, "asking about the stream (cuStreamIsCapturing)");
+  PHX_TRY(on_gpu(operation, driver, gpu.context, "asking about the stream (cuStreamIsCapturing)",
+                 [&] { return driver.stream_capturing(static_cast<Stream>(stream), &state); }));
   *out = state != kNotCapturing;
   return PHX_OK;
 }
@@ -24,12 +23,18 @@ phx_status is_capturing(const char *operation, const Driver &driver, const Gpu &
 phx_status copy_within(const char *operation, const Driver &driver, const Gpu &gpu, void *to, const void *from,
                        size_t bytes, void *stream) {
   if (bytes == 0 || to == from) return PHX_OK;
-  const Current current(driver, gpu.context);
-  Result result = current.result();
-  if (result == 0)
-    result = driver.copy_within(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes,
-                                static_cast<Stream>(stream));
-  return result == 0 ? PHX_OK : failed(driver, operation, result, "copying memory of the GPU (cuMemcpyDtoDAsync)");
+  return on_gpu(operation, driver, gpu.context, "copying memory of the GPU (cuMemcpyDtoDAsync)", [&] {
+    return driver.copy_within(reinterpret_cast<uintptr_t>(to), reinterpret_cast<uintptr_t>(from), bytes,
+                              static_cast<Stream>(stream));
+  });
+}
+
+phx_status launch_kernel(const char *operation, const Driver &driver, const Gpu &gpu, Function function, int64_t blocks,
+                         int32_t threads, void *stream, void **parameters) {
+  return on_gpu(operation, driver, gpu.context, "launching a kernel (cuLaunchKernel)", [&] {
+    return driver.launch(function, static_cast<unsigned>(blocks), 1, 1, static_cast<unsigned>(threads), 1, 1, 0,
+                         static_cast<Stream>(stream), parameters, nullptr);
+  });
 }
 
 StreamOrder::~StreamOrder() {
@@ -41,31 +46,29 @@ StreamOrder::~StreamOrder() {
 
 phx_status StreamOrder::open(const char *operation, const Driver &driver, const Gpu &gpu) {
   if (last_ != nullptr) return PHX_OK;
-  const Current current(driver, gpu.context);
-  Result result = current.result();
-  if (result == 0) result = driver.event_create(&last_, kUntimed);
+  Event event = nullptr;
+  PHX_TRY(on_gpu(operation, driver, gpu.context, "making an event (cuEventCreate)",
+                 [&] { return driver.event_create(&event, kUntimed); }));
   driver_ = &driver;
   context_ = gpu.context;
-  if (result == 0) return PHX_OK;
-  last_ = nullptr;
-  return failed(driver, operation, result, "making an event (cuEventCreate)");
+  last_ = event;
+  return PHX_OK;
 }
 
 phx_status StreamOrder::begin(const char *operation, void *stream, bool capturing) const {
   if (capturing || !recorded_) return PHX_OK;
-  const Current current(*driver_, context_);
-  const Result result = driver_->stream_after(static_cast<Stream>(stream), last_, 0);
-  return result == 0 ? PHX_OK : failed(*driver_, operation, result, "waiting for another stream (cuStreamWaitEvent)");
+  return on_gpu(operation, *driver_, context_, "waiting for another stream (cuStreamWaitEvent)",
+                [&] { return driver_->stream_after(static_cast<Stream>(stream), last_, 0); });
 }
 
 phx_status StreamOrder::end(const char *operation, void *stream, bool capturing) {
   if (capturing) return PHX_OK;
-  const Current current(*driver_, context_);
-  const Result result = driver_->event_record(last_, static_cast<Stream>(stream));
-  recorded_ = recorded_ || result == 0;
-  if (result == 0) return PHX_OK;
-  driver_->stream_wait(static_cast<Stream>(stream));  // later work could not wait for it, so wait now
-  return failed(*driver_, operation, result, "recording an event (cuEventRecord)");
+  return on_gpu(operation, *driver_, context_, "recording an event (cuEventRecord)", [&] {
+    const Result result = driver_->event_record(last_, static_cast<Stream>(stream));
+    recorded_ = recorded_ || result == 0;
+    if (result != 0) driver_->stream_wait(static_cast<Stream>(stream));  // later work could not wait for it
+    return result;
+  });
 }
 
 void StreamOrder::wait() const {

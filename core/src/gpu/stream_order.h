@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "gpu/gpu.h"
 
@@ -13,6 +14,10 @@ phx_status is_capturing(const char *operation, const Driver &driver, const Gpu &
 // Copies on the stream, by a copy engine.
 phx_status copy_within(const char *operation, const Driver &driver, const Gpu &gpu, void *to, const void *from,
                        size_t bytes, void *stream);
+
+// Puts a kernel on the stream.
+phx_status launch_kernel(const char *operation, const Driver &driver, const Gpu &gpu, Function function, int64_t blocks,
+                         int32_t threads, void *stream, void **parameters);
 
 class StreamOrder {
  public:

@@ -1,7 +1,6 @@
 #include "gpu/workspace.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -33,14 +32,14 @@ size_t next_power_of_two(size_t bytes) {
 
 phx_status Workspace::begin(const char *operation, void *stream) {
   bool capturing = false;
-  const phx_status status = is_capturing(operation, stream, &capturing);
-  return status != PHX_OK ? status : order_.begin(operation, stream, capturing);
+  PHX_TRY(is_capturing(operation, stream, &capturing));
+  return order_.begin(operation, stream, capturing);
 }
 
 phx_status Workspace::end(const char *operation, void *stream) {
   bool capturing = false;
-  const phx_status status = is_capturing(operation, stream, &capturing);
-  return status != PHX_OK ? status : order_.end(operation, stream, capturing);
+  PHX_TRY(is_capturing(operation, stream, &capturing));
+  return order_.end(operation, stream, capturing);
 }
 
 phx_status Workspaces::open(const char *operation, int32_t index, Workspace **out) {
@@ -57,12 +56,10 @@ phx_status Workspaces::open(const char *operation, int32_t index, Workspace **ou
                 "collectives on ordinary GPU memory need Phalanx's CUDA allocator, but another one is registered "
                 "for CUDA; do not register one, or use symmetric memory");
   cuda::Gpu gpu;
-  phx_status status = gpus->get(operation, index, &gpu);
-  if (status != PHX_OK) return status;
+  PHX_TRY(gpus->get(operation, index, &gpu));
   const int number = static_cast<int>(by_index_.size());
   auto workspace = std::make_unique<Workspace>(std::move(allocator), *gpus, gpu, number);
-  status = workspace->order_.open(operation, gpus->driver(), gpu);
-  if (status != PHX_OK) return status;
+  PHX_TRY(workspace->order_.open(operation, gpus->driver(), gpu));
   const std::lock_guard<std::mutex> lock(known_mutex_);
   *out = (by_index_[index] = std::move(workspace)).get();
   return PHX_OK;
@@ -105,11 +102,10 @@ phx_status Workspaces::prepare(const char *operation, Workspace &workspace, cons
     bool capturing = false;
     PHX_TRY(workspace.is_capturing(operation, stream, &capturing));
     if (capturing)
-      return fail_text(
-          PHX_ERR_UNSUPPORTED, operation,
-          "%s on group '%s': the call needs a workspace of %zu bytes on the GPU, which has %zu, and a larger one "
-          "cannot be made while the stream is captured: make one call of that size before the capture",
-          operation, group_.name().c_str(), needed, workspace.size());
+      return group_.raise(PHX_ERR_UNSUPPORTED, operation,
+                          "the call needs a workspace of %zu bytes on the GPU, which has %zu, and a larger one cannot "
+                          "be made while the stream is captured: make one call of that size before the capture",
+                          needed, workspace.size());
   }
   CallRecord own = record;  // calls of ranks whose GPUs do not have the same number do not match
   if (workspace.number_ != 0) {

@@ -24,8 +24,6 @@ class Workspace {
  public:
   Workspace(AllocatorRef allocator, cuda::Gpus &gpus, const cuda::Gpu &gpu, int number)
       : allocator_(std::move(allocator)), gpus_(gpus), gpu_(gpu), number_(number) {}
-  Workspace(const Workspace &) = delete;
-  Workspace &operator=(const Workspace &) = delete;
 
   Symm &symm() const { return *allocations_.back(); }  // valid after Workspaces::prepare
   char *base() const { return static_cast<char *>(symm().block().base); }

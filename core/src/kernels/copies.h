@@ -1,11 +1,11 @@
-// The candidates for large copies, and who makes which: a contest for each use and class of size. It decides about
-// speed alone.
+// The copies of collectives and messages: memcpy for few bytes, else whichever candidate is fastest for the use. A
+// contest for each use and class of size decides that, about speed alone.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
-#include "base/ticks.h"
 #include "kernels/contest.h"
 
 namespace phx::kernels {
@@ -13,7 +13,7 @@ namespace phx::kernels {
 // The rows of the table in copy.cpp.
 enum class Copy : uint8_t {
   kMemcpy,
-  kPages,        // four pages side by side (pages.h)
+  kPages,        // four pages side by side
   kLines,        // in the order of the lines, with one AVX-512 store for each
   kString,       // rep movsb
   kStream,       // stores that bypass the cache, four pages side by side
@@ -42,7 +42,7 @@ bool copy_is_for(Copy copy, CopyUse use);
 
 // Copies with that candidate, which copy_is_for allows for some use. Later stores are not reordered before it.
 void copy_with(Copy copy, void *to, const void *from, size_t size);
-// An exchange (kernels.h) with that candidate for CopyUse::kExchange, or kExchangeAround if it is `streaming`.
+// An exchange (see `exchange`) with that candidate for CopyUse::kExchange, or kExchangeAround if it is `streaming`.
 void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t size, bool streaming);
 
 struct CopyContest {
@@ -52,17 +52,76 @@ struct CopyContest {
 };
 extern CopyContest copy_contests[kCopyUses][kCopyClasses];
 
-// Calls `make` with the candidate that is to make a copy of `size` bytes, of which few say nothing about the others.
-template <class Make>
-void by_fastest(CopyUse use, size_t size, const Make &make) {
-  CopyContest &of = copy_contests[static_cast<size_t>(use)][copy_class(size)];
-  if (size < kSmallCopyBytes || (of.candidates & (of.candidates - 1)) == 0) return make(of.first);
-  const Contest::Turn turn = of.contest.next(of.candidates, static_cast<uint8_t>(of.first));
-  const Copy copy = static_cast<Copy>(turn.candidate);
-  if (!turn.is_timed) return make(copy);
-  const uint64_t begin = ticks();
-  make(copy);
-  of.contest.took(turn, ((ticks() - begin) << 10) / size, of.candidates);
+// Asks this core to move lines that it has just written to the cache that all cores share. Does nothing on processors
+// without the instruction: x86 processors treat it as a no-operation.
+inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size) {
+#if defined(__x86_64__)
+  const char *line = static_cast<const char *>(at);
+  for (const char *const end = line + size; line < end; line += 64) asm volatile("cldemote %0" : : "m"(*line));
+#endif
 }
 
+// Copies with whichever candidate is fastest for the use at the moment.
+void copy_for(CopyUse use, void *to, const void *from, size_t size);
+// Copies by this candidate; kPages, which serves exchanges: by the widest stores that bypass the cache.
+void copy_around(Copy copy, void *to, const void *from, size_t size);
+// Copies `slot` to `out` and `next` to `slot`, whose lines this core owns from then on. next NULL: the slot keeps its
+// data. `around`: the candidate that stores to `out` around the caches; kMemcpy: none. The three must not overlap.
+void exchange(void *out, void *slot, const void *next, size_t size, Copy around);
+// For tests: the bytes that this thread has copied with the functions above.
+extern thread_local size_t copied_bytes;
+
 }  // namespace phx::kernels
+
+namespace phx {
+
+inline constexpr size_t kDemotedBytes = size_t{2} << 10;
+
+inline void copy_bytes(void *to, const void *from, size_t size) {
+  if (size == 0 || to == from) return;  // memcpy with NULL is undefined even for nothing
+  if (size >= kernels::kSmallCopyBytes)
+    kernels::copy_for(kernels::CopyUse::kAny, to, from, size);
+  else
+    std::memcpy(to, from, size);
+}
+
+// Copies into a slot that others are going to read. Few bytes are moved on to the cache that all cores share: the
+// others read them sooner from there, and this core need not ask for the lines back when it fills the slot again.
+inline void put_bytes(void *slot, const void *from, size_t size) {
+  if (size >= kernels::kSmallCopyBytes) return kernels::copy_for(kernels::CopyUse::kPut, slot, from, size);
+  if (size != 0) std::memcpy(slot, from, size);
+  if (size <= kDemotedBytes) kernels::demote(slot, size);
+}
+
+// The same for a slot that this rank fills again and again, and others only read. The caches of the others hold its
+// lines then, and some stores wait until each is taken away from there.
+inline void put_one_way(void *slot, const void *from, size_t size) {
+  if (size >= kernels::kSmallCopyBytes)
+    kernels::copy_for(kernels::CopyUse::kPutOneWay, slot, from, size);
+  else
+    put_bytes(slot, from, size);
+}
+
+// Copies part of a result. `around`: the candidate that copies around the caches; kMemcpy: the result stays in them.
+inline void deliver_bytes(void *to, const void *from, size_t size, kernels::Copy around) {
+  if (around == kernels::Copy::kMemcpy)
+    copy_bytes(to, from, size);
+  else if (size != 0 && to != from)
+    kernels::copy_around(around, to, from, size);
+}
+// The same where the size of the whole alone decides. `streaming`: it would not stay in the caches.
+inline void deliver_bytes(void *to, const void *from, size_t size, bool streaming) {
+  if (streaming && to != from)
+    kernels::copy_for(kernels::CopyUse::kAroundCache, to, from, size);
+  else
+    copy_bytes(to, from, size);
+}
+
+// From this size of a call on, string instructions that read lines while others write them fall, now and then, into a
+// state in which both take twice as long.
+inline constexpr size_t kOneWayBytes = size_t{512} << 10;
+
+// Whether ranks that only read what put_one_way wrote, `bytes` in one call, read it as kernels::CopyUse::kReadOneWay.
+inline bool reads_one_way(size_t bytes, bool streaming) { return bytes >= kOneWayBytes && !streaming; }
+
+}  // namespace phx

@@ -1,4 +1,5 @@
-// Chooses the instruction set once, from what the processor and the operating system offer.
+// Chooses the instruction set of the reductions and of the random elements once, from what the processor and the
+// operating system offer.
 #include <cstdlib>
 #include <cstring>
 
@@ -7,6 +8,7 @@
 #endif
 
 #include "base/environment.h"
+#include "kernels/random.h"
 #include "kernels/select.h"
 
 namespace phx::kernels {
@@ -14,9 +16,8 @@ namespace {
 
 struct Isa {
   const char *name;
-  ReduceFn (*find)(int32_t dtype, int32_t op);
-  ReduceFn (*find_streaming)(int32_t dtype, int32_t op);  // `find`, if it has no streaming stores
-  ReduceFn (*find_into_all)(int32_t dtype, int32_t op);
+  ReduceFn (*find)(int32_t dtype, int32_t op, Results results);
+  random::FillFn (*find_fill)(int32_t kind, int32_t dtype);
   bool (*available)();
 };
 
@@ -41,12 +42,12 @@ bool has_avx512() {
 
 constexpr Isa kIsas[] = {  // the best first
 #if defined(PHX_VECTOR_KERNELS) && defined(__x86_64__)
-    {"avx512", &find_avx512, &find_avx512_streaming, &find_avx512_into_all, &has_avx512},
-    {"avx2", &find_avx2, &find_avx2_streaming, &find_avx2_into_all, &has_avx2},
+    {"avx512", &find_avx512, &random::find_avx512, &has_avx512},
+    {"avx2", &find_avx2, &random::find_avx2, &has_avx2},
 #elif defined(PHX_VECTOR_KERNELS) && defined(__aarch64__)
-    {"neon", &find_neon, &find_neon, &find_neon_into_all, &always},
+    {"neon", &find_neon, &random::find_scalar, &always},  // the compiler vectorizes the random elements
 #endif
-    {"scalar", &find_scalar, &find_scalar, &find_scalar_into_all, &always}};
+    {"scalar", &find_scalar, &random::find_scalar, &always}};
 
 // The best available instruction set; if PHALANX_ISA names one, the best from that one on, to test the others or to
 // rule out a kernel.
@@ -72,23 +73,11 @@ const Isa *available(const char *name) {
 
 }  // namespace
 
-ReduceFn find_reduce(int32_t dtype, int32_t op) { return active().find(dtype, op); }
+ReduceFn find_reduce(int32_t dtype, int32_t op, Results results) { return active().find(dtype, op, results); }
 
-ReduceFn find_reduce_streaming(int32_t dtype, int32_t op) { return active().find_streaming(dtype, op); }
-
-ReduceFn find_reduce_into_all(int32_t dtype, int32_t op) { return active().find_into_all(dtype, op); }
-
-ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op) {
+ReduceFn find_reduce_isa(const char *isa, int32_t dtype, int32_t op, Results results) {
   const Isa *usable = available(isa);
-  return usable != nullptr ? usable->find(dtype, op) : nullptr;
-}
-ReduceFn find_reduce_streaming_isa(const char *isa, int32_t dtype, int32_t op) {
-  const Isa *usable = available(isa);
-  return usable != nullptr ? usable->find_streaming(dtype, op) : nullptr;
-}
-ReduceFn find_reduce_into_all_isa(const char *isa, int32_t dtype, int32_t op) {
-  const Isa *usable = available(isa);
-  return usable != nullptr ? usable->find_into_all(dtype, op) : nullptr;
+  return usable != nullptr ? usable->find(dtype, op, results) : nullptr;
 }
 
 const char *active_isa() { return active().name; }
@@ -104,3 +93,14 @@ std::string isa_problem() {
 }
 
 }  // namespace phx::kernels
+
+namespace phx::random {
+
+FillFn find_fill(int32_t kind, int32_t dtype) { return kernels::active().find_fill(kind, dtype); }
+
+FillFn find_fill_isa(const char *isa, int32_t kind, int32_t dtype) {
+  const kernels::Isa *usable = kernels::available(isa);
+  return usable != nullptr ? usable->find_fill(kind, dtype) : nullptr;
+}
+
+}  // namespace phx::random

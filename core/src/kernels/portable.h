@@ -78,11 +78,15 @@ struct Element<BF16> {
   }
 };
 
-// Returns `x < limit ? a : b` for x and limit below 2^31. It is not written like that, because compilers would branch
-// around the floating-point arithmetic of the other case, and then could not vectorize it.
+// Returns `x < limit ? a : b` for x and limit below 2^31. It is not written like that for processors, because
+// compilers would branch around the floating-point arithmetic of the other case, and then could not vectorize it.
 PHX_PORTABLE inline uint32_t below(uint32_t x, uint32_t limit, uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+  return x < limit ? a : b;
+#else
   const uint32_t mask = 0u - ((x - limit) >> 31);
   return (a & mask) | (b & ~mask);
+#endif
 }
 
 // f16 has 5 bits of exponent, biased by 15, and 10 of fraction; f32 has 8, biased by 127, and 23.
@@ -160,19 +164,7 @@ struct Element<Complex<T>> {
 
 // The type in which T wraps around. It is not T itself if T is narrower than int, because that is promoted to int.
 template <class T>
-struct WrapOf {
-  using Type = typename UnsignedOf<(sizeof(T) < 4 ? 4 : sizeof(T))>::Type;
-};
-template <>
-struct WrapOf<float> {
-  using Type = float;
-};
-template <>
-struct WrapOf<double> {
-  using Type = double;
-};
-template <class T>
-using Wrap = typename WrapOf<T>::Type;
+using Wrap = std::conditional_t<std::is_floating_point_v<T>, T, UnsignedOf<(sizeof(T) < 4 ? 4 : sizeof(T))>>;
 
 template <class T>
 PHX_PORTABLE inline T smaller(T a, T b) {
@@ -195,56 +187,33 @@ PHX_PORTABLE inline float larger(float a, float b) { return -smaller(-a, -b); }
 PHX_PORTABLE inline double larger(double a, double b) { return -smaller(-a, -b); }
 
 // prepare() is applied to each input, combine() to two values, and finish() to the result.
-template <class T>
-struct Unchanged {
-  PHX_PORTABLE Unchanged(int64_t, double) {}
-  PHX_PORTABLE T prepare(T x) const { return x; }
-  PHX_PORTABLE T finish(T a) const { return a; }
-};
 template <class T, class Op>
-struct Combine;
-template <class T>
-struct Combine<T, Sum> : Unchanged<T> {
-  using Unchanged<T>::Unchanged;
-  PHX_PORTABLE T combine(T a, T x) const { return static_cast<T>(static_cast<Wrap<T>>(a) + static_cast<Wrap<T>>(x)); }
-};
-template <class T>
-struct Combine<T, Product> : Unchanged<T> {
-  using Unchanged<T>::Unchanged;
-  PHX_PORTABLE T combine(T a, T x) const { return static_cast<T>(static_cast<Wrap<T>>(a) * static_cast<Wrap<T>>(x)); }
-};
-template <class T>
-struct Combine<Complex<T>, Product> : Unchanged<Complex<T>> {
-  using Unchanged<Complex<T>>::Unchanged;
-  // Each product and each sum is rounded separately, which -ffp-contract=off in core/CMakeLists.txt ensures.
-  PHX_PORTABLE Complex<T> combine(Complex<T> a, Complex<T> x) const {
-    return {a.re * x.re - a.im * x.im, a.re * x.im + a.im * x.re};
+struct Combine {
+  PHX_PORTABLE Combine(int64_t, double) {}
+  PHX_PORTABLE T prepare(T x) const { return x; }
+  PHX_PORTABLE T combine(T a, T x) const {
+    if constexpr (kIsComplex<T>) {
+      static_assert(std::is_same_v<Op, Product>, "other ops work on components");
+      // Each product and each sum is rounded separately, which -ffp-contract=off in core/CMakeLists.txt ensures.
+      return {a.re * x.re - a.im * x.im, a.re * x.im + a.im * x.re};
+    } else if constexpr (std::is_same_v<Op, Sum>) {
+      return static_cast<T>(static_cast<Wrap<T>>(a) + static_cast<Wrap<T>>(x));
+    } else if constexpr (std::is_same_v<Op, Product>) {
+      return static_cast<T>(static_cast<Wrap<T>>(a) * static_cast<Wrap<T>>(x));
+    } else if constexpr (std::is_same_v<Op, Minimum>) {
+      return smaller(a, x);
+    } else if constexpr (std::is_same_v<Op, Maximum>) {
+      return larger(a, x);
+    } else if constexpr (std::is_same_v<Op, BitAnd>) {
+      return a & x;
+    } else if constexpr (std::is_same_v<Op, BitOr>) {
+      return a | x;
+    } else {
+      static_assert(std::is_same_v<Op, BitXor>, "unknown op");
+      return a ^ x;
+    }
   }
-};
-template <class T>
-struct Combine<T, Minimum> : Unchanged<T> {
-  using Unchanged<T>::Unchanged;
-  PHX_PORTABLE T combine(T a, T x) const { return smaller(a, x); }
-};
-template <class T>
-struct Combine<T, Maximum> : Unchanged<T> {
-  using Unchanged<T>::Unchanged;
-  PHX_PORTABLE T combine(T a, T x) const { return larger(a, x); }
-};
-template <class T>
-struct Combine<T, BitAnd> : Unchanged<T> {
-  using Unchanged<T>::Unchanged;
-  PHX_PORTABLE T combine(T a, T x) const { return a & x; }
-};
-template <class T>
-struct Combine<T, BitOr> : Unchanged<T> {
-  using Unchanged<T>::Unchanged;
-  PHX_PORTABLE T combine(T a, T x) const { return a | x; }
-};
-template <class T>
-struct Combine<T, BitXor> : Unchanged<T> {
-  using Unchanged<T>::Unchanged;
-  PHX_PORTABLE T combine(T a, T x) const { return a ^ x; }
+  PHX_PORTABLE T finish(T a) const { return a; }
 };
 
 template <class T>
@@ -255,26 +224,10 @@ struct Combine<T, PremulSum> : Combine<T, Sum> {
   const T scale_;
 };
 
-// Integers are divided in 64 bits, because the divisor may not fit in T.
-template <class T>
-struct DivisorOf {
-  using Type = int64_t;
-};
-template <>
-struct DivisorOf<uint64_t> {
-  using Type = uint64_t;
-};
-template <>
-struct DivisorOf<float> {
-  using Type = float;
-};
-template <>
-struct DivisorOf<double> {
-  using Type = double;
-};
 template <class T>
 struct Combine<T, Average> : Combine<T, Sum> {
-  using Divisor = typename DivisorOf<T>::Type;
+  // Integers are divided in 64 bits, because the divisor may not fit in T.
+  using Divisor = std::conditional_t<std::is_floating_point_v<T> || std::is_same_v<T, uint64_t>, T, int64_t>;
   PHX_PORTABLE Combine(int64_t divisor, double scale)
       : Combine<T, Sum>(divisor, scale), divisor_(static_cast<Divisor>(divisor)) {}
   PHX_PORTABLE T finish(T a) const { return static_cast<T>(a / divisor_); }

@@ -1,4 +1,4 @@
-// Random elements of a tensor: selects the kernel that fills a contiguous range of them.
+// Random elements of a tensor: selects the kernel that fills a contiguous range of them, and fills a box row by row.
 #pragma once
 
 #include <cstddef>
@@ -34,5 +34,41 @@ FillFn find_fill_isa(const char *isa, int32_t kind, int32_t dtype);
 FillFn find_scalar(int32_t kind, int32_t dtype);
 FillFn find_avx2(int32_t kind, int32_t dtype);
 FillFn find_avx512(int32_t kind, int32_t dtype);
+
+// Where the elements of a box are in the tensor, and where they go; see phx_random_fill.
+struct Box {
+  uint64_t first;
+  int32_t ndim;
+  const int64_t *sizes, *index_strides, *out_strides;
+};
+
+// PHX_ERR_INVALID if the box or `out` is not valid.
+phx_status check_box(const Box &box, const void *out, const char *operation);
+
+constexpr int kMaxDims = 64;
+
+struct Dim {
+  int64_t size, index_stride, out_stride;
+};
+
+// Writes the dims of more than one element to `dims`, and joins neighbours that are one dim both in the tensor and in
+// the output. A dim whose elements are consecutive in the tensor comes last, because these share blocks of random
+// words. Returns the number of dims, or -1 if the box is empty.
+int simplify(const Box &box, Dim *dims);
+
+// Fills a checked box. `size`: bytes of an element.
+void fill_box(FillFn fill, void *out, size_t size, uint64_t key, const Settings &settings, const Box &box);
+
+// The parameters with which a GPU kernel fills a box. The dims come from `simplify`, and the whole fits the parameters
+// of a launch.
+struct DeviceFill {
+  void *out;
+  uint64_t key;
+  Settings settings;
+  uint64_t first;
+  int64_t count;  // elements
+  int32_t ndim;
+  Dim dims[kMaxDims];
+};
 
 }  // namespace phx::random

@@ -1,6 +1,7 @@
-#include "kernels/random_box.h"
-
 #include <cstring>
+
+#include "base/error.h"
+#include "kernels/random.h"
 
 namespace phx::random {
 namespace {
@@ -22,30 +23,24 @@ void scatter(char *out, const void *from, size_t count, int64_t stride, size_t s
   }
 }
 
-struct Filling {
-  FillFn fill;
-  size_t size;
-  uint64_t key;
-  const Settings &settings;
-
-  void fill_row(char *out, uint64_t first, const Dim &dim) const {
-    const int64_t step = dim.out_stride * static_cast<int64_t>(size);
-    if (dim.index_stride == 1 && dim.out_stride == 1) {
-      fill(out, static_cast<size_t>(dim.size), first, key, settings);
-    } else if (dim.index_stride == 1) {
-      alignas(64) char buffer[kGathered * 8];
-      for (int64_t at = 0; at < dim.size;) {
-        const int64_t left = dim.size - at, taken = left < int64_t{kGathered} ? left : int64_t{kGathered};
-        fill(buffer, static_cast<size_t>(taken), first + static_cast<uint64_t>(at), key, settings);
-        scatter(out + at * step, buffer, static_cast<size_t>(taken), dim.out_stride, size);
-        at += taken;
-      }
-    } else {
-      for (int64_t at = 0; at < dim.size; ++at)
-        fill(out + at * step, 1, first + static_cast<uint64_t>(at * dim.index_stride), key, settings);
+void fill_row(FillFn fill, char *out, size_t size, uint64_t key, const Settings &settings, uint64_t first,
+              const Dim &dim) {
+  const int64_t step = dim.out_stride * static_cast<int64_t>(size);
+  if (dim.index_stride == 1 && dim.out_stride == 1) {
+    fill(out, static_cast<size_t>(dim.size), first, key, settings);
+  } else if (dim.index_stride == 1) {
+    alignas(64) char buffer[kGathered * 8];
+    for (int64_t at = 0; at < dim.size;) {
+      const int64_t left = dim.size - at, taken = left < int64_t{kGathered} ? left : int64_t{kGathered};
+      fill(buffer, static_cast<size_t>(taken), first + static_cast<uint64_t>(at), key, settings);
+      scatter(out + at * step, buffer, static_cast<size_t>(taken), dim.out_stride, size);
+      at += taken;
     }
+  } else {
+    for (int64_t at = 0; at < dim.size; ++at)
+      fill(out + at * step, 1, first + static_cast<uint64_t>(at * dim.index_stride), key, settings);
   }
-};
+}
 
 }  // namespace
 
@@ -94,13 +89,12 @@ void fill_box(FillFn fill, void *out, size_t size, uint64_t key, const Settings 
   int64_t position[kMaxDims] = {};
   const int count = simplify(box, dims);
   if (count < 0) return;
-  const Filling filling{fill, size, key, settings};
   const int outer = count > 0 ? count - 1 : 0;
   const Dim inner = count > 0 ? dims[count - 1] : Dim{1, 1, 1};
   char *to = static_cast<char *>(out);
   uint64_t first = box.first;
   for (;;) {
-    filling.fill_row(to, first, inner);
+    fill_row(fill, to, size, key, settings, first, inner);
     int d = outer - 1;
     for (; d >= 0; --d) {  // the next position, the last dim first
       const int64_t steps = ++position[d] < dims[d].size ? 1 : 1 - dims[d].size;

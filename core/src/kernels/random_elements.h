@@ -14,8 +14,12 @@
 // because each file that includes this is compiled for another instruction set (see kernels/select.h).
 #pragma once
 
+#include <math.h>
+
 #include <cstdint>
 #include <cstring>
+
+#include "kernels/portable.h"
 
 #ifdef __CUDACC__
 #define PHX_RANDOM_FN __host__ __device__ __forceinline__
@@ -52,15 +56,9 @@ PHX_RANDOM_FN Block block_of(uint64_t key, uint64_t number) {
                 static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32));
 }
 
-template <class To, class From>
-PHX_RANDOM_FN To bits_as(From from) {
-  static_assert(sizeof(To) == sizeof(From), "the same bits");
-  To to;
-  memcpy(&to, &from, sizeof to);
-  return to;
-}
+using kernels::bits_as;
 
-// 16-bit floats as bits. Conversions round to nearest even, as torch does; a NaN becomes the positive quiet NaN.
+// 16-bit floats as bits, rounded as the results of reductions are.
 struct F16 {
   uint16_t bits;
 };
@@ -68,20 +66,8 @@ struct BF16 {
   uint16_t bits;
 };
 
-PHX_RANDOM_FN uint16_t f16_of(float value) {
-  const uint32_t all = bits_as<uint32_t>(value), size = all & 0x7fffffff;
-  const uint32_t normal = (size + 0xfff + ((size >> 13) & 1) - 0x38000000) >> 13;
-  const uint32_t small = bits_as<uint32_t>(bits_as<float>(size) + 0.5f) - 0x3f000000;  // its last place is 2^-24
-  uint32_t half = size < 0x38800000 ? small : normal;
-  half = size >= 0x477ff000 ? 0x7c00 : half;
-  half = size > 0x7f800000 ? 0x7e00 : half | ((all >> 16) & 0x8000);
-  return static_cast<uint16_t>(half);
-}
-PHX_RANDOM_FN uint16_t bf16_of(float value) {
-  const uint32_t all = bits_as<uint32_t>(value);
-  const uint32_t rounded = (all + 0x7fff + ((all >> 16) & 1)) >> 16;
-  return static_cast<uint16_t>((all & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded);
-}
+PHX_RANDOM_FN uint16_t f16_of(float value) { return kernels::Element<kernels::F16>::narrow(value); }
+PHX_RANDOM_FN uint16_t bf16_of(float value) { return kernels::Element<kernels::BF16>::narrow(value); }
 
 // How an element is stored, the type in which it is computed, and how many random bits a uniform element has: as many
 // as its significand.
@@ -114,6 +100,16 @@ struct Element<BF16> {
 
 // ---- functions of the unit interval ---------------------------------------------------------------------------------
 
+// first + x * (second + x * (third + ...))
+template <class Real>
+PHX_RANDOM_FN Real polynomial(Real, Real last) {
+  return last;
+}
+template <class Real, class... Rest>
+PHX_RANDOM_FN Real polynomial(Real x, Real first, Rest... rest) {
+  return first + x * polynomial(x, rest...);
+}
+
 // k * 2^-bits for k in [0, 2^bits): never 1.
 template <int kBits>
 PHX_RANDOM_FN float unit(uint32_t word) {
@@ -140,7 +136,7 @@ PHX_RANDOM_FN float minus_log(float x) {
   const int32_t e = static_cast<int32_t>(bits - 0x3f3504f3) >> 23;  // the bits of sqrt(1/2)
   const float m = bits_as<float>(bits - (static_cast<uint32_t>(e) << 23));
   const float s = (m - 1.0f) / (m + 1.0f), z = s * s;
-  const float p = 2.0f + z * (0.666666667f + z * (0.4f + z * (0.285714286f + z * 0.222222222f)));
+  const float p = polynomial(z, 2.0f, 0.666666667f, 0.4f, 0.285714286f, 0.222222222f);
   const float scale = static_cast<float>(-e);
   return scale * 0.693145751953125f + (scale * 1.42860677e-6f - s * p);  // log(2) in two parts
 }
@@ -149,17 +145,8 @@ PHX_RANDOM_FN double minus_log(double x) {
   const uint64_t biased = (bits - 0x3fe6a09e667f3bcd + 0x3ff0000000000000) >> 52;
   const double m = bits_as<double>(bits - ((biased - 1023) << 52));
   const double s = (m - 1.0) / (m + 1.0), z = s * s;
-  double p = 2.0 / 21;
-  p = 2.0 / 19 + z * p;
-  p = 2.0 / 17 + z * p;
-  p = 2.0 / 15 + z * p;
-  p = 2.0 / 13 + z * p;
-  p = 2.0 / 11 + z * p;
-  p = 2.0 / 9 + z * p;
-  p = 2.0 / 7 + z * p;
-  p = 2.0 / 5 + z * p;
-  p = 2.0 / 3 + z * p;
-  p = 2.0 + z * p;
+  const double p = polynomial(z, 2.0, 2.0 / 3, 2.0 / 5, 2.0 / 7, 2.0 / 9, 2.0 / 11, 2.0 / 13, 2.0 / 15, 2.0 / 17,
+                              2.0 / 19, 2.0 / 21);
   const double scale = 1023.0 - whole(biased);
   return scale * 0x1.62e42fefa3800p-1 + (scale * 0x1.ef35793c76730p-45 - s * p);
 }
@@ -180,17 +167,8 @@ PHX_RANDOM_FN Pair<Real> turned(Real cos, Real sin, uint32_t quarter) {
 PHX_RANDOM_FN Pair<float> turn(uint32_t word) {
   const uint32_t quarter = (word + 0x20000000) >> 30;
   const float t = static_cast<float>(static_cast<int32_t>(word - (quarter << 30))) * 1.46291808e-9f, z = t * t;
-  float sin = 1.0f / 362880;
-  sin = -1.0f / 5040 + z * sin;
-  sin = 1.0f / 120 + z * sin;
-  sin = -1.0f / 6 + z * sin;
-  sin = t + t * z * sin;
-  float cos = -1.0f / 3628800;
-  cos = 1.0f / 40320 + z * cos;
-  cos = -1.0f / 720 + z * cos;
-  cos = 1.0f / 24 + z * cos;
-  cos = -1.0f / 2 + z * cos;
-  cos = 1.0f + z * cos;
+  const float sin = t + t * z * polynomial(z, -1.0f / 6, 1.0f / 120, -1.0f / 5040, 1.0f / 362880);
+  const float cos = polynomial(z, 1.0f, -1.0f / 2, 1.0f / 24, -1.0f / 720, 1.0f / 40320, -1.0f / 3628800);
   return turned(cos, sin, quarter);
 }
 PHX_RANDOM_FN Pair<double> turn(uint64_t word) {
@@ -198,25 +176,11 @@ PHX_RANDOM_FN Pair<double> turn(uint64_t word) {
   // The rest, which is signed, divided by 2^10: biased so that it is a positive integer below 2^52.
   const uint64_t biased = (word - (quarter << 62) + 0x2000000000000000) >> 10;
   const double t = (whole(biased) - 0x1p51) * (6.283185307179586476925 * 0x1p-54), z = t * t;
-  double sin = 1.0 / 355687428096000;
-  sin = -1.0 / 1307674368000 + z * sin;
-  sin = 1.0 / 6227020800 + z * sin;
-  sin = -1.0 / 39916800 + z * sin;
-  sin = 1.0 / 362880 + z * sin;
-  sin = -1.0 / 5040 + z * sin;
-  sin = 1.0 / 120 + z * sin;
-  sin = -1.0 / 6 + z * sin;
-  sin = t + t * z * sin;
-  double cos = -1.0 / 6402373705728000;
-  cos = 1.0 / 20922789888000 + z * cos;
-  cos = -1.0 / 87178291200 + z * cos;
-  cos = 1.0 / 479001600 + z * cos;
-  cos = -1.0 / 3628800 + z * cos;
-  cos = 1.0 / 40320 + z * cos;
-  cos = -1.0 / 720 + z * cos;
-  cos = 1.0 / 24 + z * cos;
-  cos = -1.0 / 2 + z * cos;
-  cos = 1.0 + z * cos;
+  const double sin = t + t * z *
+                             polynomial(z, -1.0 / 6, 1.0 / 120, -1.0 / 5040, 1.0 / 362880, -1.0 / 39916800,
+                                        1.0 / 6227020800, -1.0 / 1307674368000, 1.0 / 355687428096000);
+  const double cos = polynomial(z, 1.0, -1.0 / 2, 1.0 / 24, -1.0 / 720, 1.0 / 40320, -1.0 / 3628800, 1.0 / 479001600,
+                                -1.0 / 87178291200, 1.0 / 20922789888000, -1.0 / 6402373705728000);
   return turned(cos, sin, static_cast<uint32_t>(quarter));
 }
 
@@ -225,13 +189,7 @@ PHX_RANDOM_FN Pair<double> turn(uint64_t word) {
 PHX_RANDOM_FN float exponential(float x) {
   const float k = (x * 1.44269504f + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: rounds to an integer
   const float r = (x - k * 0.693145751953125f) - k * 1.42860677e-6f;
-  float p = 1.0f / 5040;
-  p = 1.0f / 720 + r * p;
-  p = 1.0f / 120 + r * p;
-  p = 1.0f / 24 + r * p;
-  p = 1.0f / 6 + r * p;
-  p = 0.5f + r * p;
-  p = 1.0f + (r + r * r * p);
+  const float p = 1.0f + (r + r * r * polynomial(r, 0.5f, 1.0f / 6, 1.0f / 24, 1.0f / 120, 1.0f / 720, 1.0f / 5040));
   const float bounded = k < -126.0f ? -126.0f : (k > 127.0f ? 127.0f : k);
   const float power = bits_as<float>(static_cast<uint32_t>(static_cast<int32_t>(bounded) + 127) << 23);
   const float value = p * power;
@@ -240,32 +198,18 @@ PHX_RANDOM_FN float exponential(float x) {
 PHX_RANDOM_FN double exponential(double x) {
   const double k = (x * 1.4426950408889634074 + 0x1.8p52) - 0x1.8p52;
   const double r = (x - k * 0x1.62e42fefa3800p-1) - k * 0x1.ef35793c76730p-45;
-  double p = 1.0 / 6227020800;
-  p = 1.0 / 479001600 + r * p;
-  p = 1.0 / 39916800 + r * p;
-  p = 1.0 / 3628800 + r * p;
-  p = 1.0 / 362880 + r * p;
-  p = 1.0 / 40320 + r * p;
-  p = 1.0 / 5040 + r * p;
-  p = 1.0 / 720 + r * p;
-  p = 1.0 / 120 + r * p;
-  p = 1.0 / 24 + r * p;
-  p = 1.0 / 6 + r * p;
-  p = 0.5 + r * p;
-  p = 1.0 + (r + r * r * p);
+  const double p =
+      1.0 + (r + r * r *
+                     polynomial(r, 0.5, 1.0 / 6, 1.0 / 24, 1.0 / 120, 1.0 / 720, 1.0 / 5040, 1.0 / 40320, 1.0 / 362880,
+                                1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800));
   const double bounded = k < -1022.0 ? -1022.0 : (k > 1023.0 ? 1023.0 : k);
   const double power = bits_as<double>(static_cast<uint64_t>(static_cast<int64_t>(bounded) + 1023) << 52);
   const double value = p * power;
   return k < -1022.0 ? 0.0 : (k > 1023.0 ? bits_as<double>(uint64_t{0x7ff0000000000000}) : value);
 }
 
-#ifdef __CUDACC__
 PHX_RANDOM_FN float root(float x) { return sqrtf(x); }
 PHX_RANDOM_FN double root(double x) { return sqrt(x); }
-#else
-PHX_RANDOM_FN float root(float x) { return __builtin_sqrtf(x); }
-PHX_RANDOM_FN double root(double x) { return __builtin_sqrt(x); }
-#endif
 
 // Two independent standard normal numbers (Box and Muller, 1958), of magnitudes up to 6.7 in float and 8.6 in double.
 template <class Real, class Word>

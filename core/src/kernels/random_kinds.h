@@ -10,15 +10,6 @@ namespace {
 // Each kind has: Out, the type of an element; Word, the random bits of an element; Constants, the settings in the types
 // of the loop; and `element`, or, if kPaired, `real`, which returns two elements before they are stored.
 
-template <class E>
-struct WordFor {
-  using Type = uint32_t;
-};
-template <>
-struct WordFor<double> {
-  using Type = uint64_t;
-};
-
 template <class U>
 struct Bits {
   using Out = U;
@@ -30,79 +21,63 @@ struct Bits {
   static PHX_RANDOM_FN U element(U word, const Constants &) { return word; }
 };
 
+// What the kinds of floats have in common.
 template <class E>
-struct Uniform {
+using RealOf = typename Element<E>::Real;
+template <class E>
+using WordOf = std::conditional_t<std::is_same_v<E, double>, uint64_t, uint32_t>;
+template <class E>
+struct FloatConstants {
+  RealOf<E> offset, scale, bound;
+  PHX_RANDOM_FN explicit FloatConstants(const Settings &s)
+      : offset(static_cast<RealOf<E>>(s.offset)),
+        scale(static_cast<RealOf<E>>(s.scale)),
+        bound(static_cast<RealOf<E>>(s.bound)) {}
+};
+template <class E, bool kIsPaired>
+struct Floating {
   using Out = E;
-  using Word = typename WordFor<E>::Type;
-  using Real = typename Element<E>::Real;
-  static constexpr bool kPaired = false;
-  struct Constants {
-    Real offset, scale, bound;
-    PHX_RANDOM_FN explicit Constants(const Settings &s)
-        : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)), bound(static_cast<Real>(s.bound)) {}
-  };
-  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
-    const Real value = c.offset + c.scale * unit<Element<E>::kBits>(word);
+  using Word = WordOf<E>;
+  using Real = RealOf<E>;
+  using Constants = FloatConstants<E>;
+  static constexpr bool kPaired = kIsPaired;
+};
+
+template <class E>
+struct Uniform : Floating<E, false> {
+  static PHX_RANDOM_FN E element(WordOf<E> word, const FloatConstants<E> &c) {
+    const RealOf<E> value = c.offset + c.scale * unit<Element<E>::kBits>(word);
     return Element<E>::store(value < c.bound ? value : c.bound);
   }
 };
 
 template <class E>
-struct Normal {
-  using Out = E;
-  using Word = typename WordFor<E>::Type;
-  using Real = typename Element<E>::Real;
-  static constexpr bool kPaired = true;
-  struct Constants {
-    Real offset, scale;
-    PHX_RANDOM_FN explicit Constants(const Settings &s)
-        : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)) {}
-  };
-  static PHX_RANDOM_FN Pair<Real> real(Word first, Word second, const Constants &c) {
-    const Pair<Real> z = normals<Real>(first, second);
+struct Normal : Floating<E, true> {
+  static PHX_RANDOM_FN Pair<RealOf<E>> real(WordOf<E> first, WordOf<E> second, const FloatConstants<E> &c) {
+    const Pair<RealOf<E>> z = normals<RealOf<E>>(first, second);
     return {c.offset + c.scale * z.first, c.offset + c.scale * z.second};
   }
 };
 
 template <class E>
-struct LogNormal : Normal<E> {
-  using Word = typename Normal<E>::Word;
-  using Real = typename Normal<E>::Real;
-  static PHX_RANDOM_FN Pair<Real> real(Word first, Word second, const typename Normal<E>::Constants &c) {
-    const Pair<Real> x = Normal<E>::real(first, second, c);
+struct LogNormal : Floating<E, true> {
+  static PHX_RANDOM_FN Pair<RealOf<E>> real(WordOf<E> first, WordOf<E> second, const FloatConstants<E> &c) {
+    const Pair<RealOf<E>> x = Normal<E>::real(first, second, c);
     return {exponential(x.first), exponential(x.second)};
   }
 };
 
 template <class E>
-struct Cauchy {
-  using Out = E;
-  using Word = typename WordFor<E>::Type;
-  using Real = typename Element<E>::Real;
-  static constexpr bool kPaired = false;
-  struct Constants {
-    Real offset, scale;
-    PHX_RANDOM_FN explicit Constants(const Settings &s)
-        : offset(static_cast<Real>(s.offset)), scale(static_cast<Real>(s.scale)) {}
-  };
-  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
-    return Element<E>::store(c.offset + c.scale * cauchy<Real>(word));
+struct Cauchy : Floating<E, false> {
+  static PHX_RANDOM_FN E element(WordOf<E> word, const FloatConstants<E> &c) {
+    return Element<E>::store(c.offset + c.scale * cauchy<RealOf<E>>(word));
   }
 };
 
 template <class E>
-struct Exponential {
-  using Out = E;
-  using Word = typename WordFor<E>::Type;
-  using Real = typename Element<E>::Real;
-  static constexpr bool kPaired = false;
-  struct Constants {
-    Real scale, bound;
-    PHX_RANDOM_FN explicit Constants(const Settings &s)
-        : scale(static_cast<Real>(s.scale)), bound(static_cast<Real>(s.bound)) {}
-  };
-  static PHX_RANDOM_FN E element(Word word, const Constants &c) {
-    const Real value = c.scale * minus_log(positive(word));
+struct Exponential : Floating<E, false> {
+  static PHX_RANDOM_FN E element(WordOf<E> word, const FloatConstants<E> &c) {
+    const RealOf<E> value = c.scale * minus_log(positive(word));
     return Element<E>::store(value > c.bound ? value : c.bound);
   }
 };
@@ -125,21 +100,16 @@ struct Bernoulli {
 struct Truth {
   uint8_t byte;
 };
+// Integers keep their lowest bits.
 template <class E>
 PHX_RANDOM_FN E stored(int64_t value) {
-  return static_cast<E>(value);  // E is unsigned or floating: integers keep their lowest bits
-}
-template <>
-PHX_RANDOM_FN Truth stored<Truth>(int64_t value) {
-  return {static_cast<uint8_t>(value != 0)};
-}
-template <>
-PHX_RANDOM_FN F16 stored<F16>(int64_t value) {
-  return {f16_of(static_cast<float>(value))};
-}
-template <>
-PHX_RANDOM_FN BF16 stored<BF16>(int64_t value) {
-  return {bf16_of(static_cast<float>(value))};
+  if constexpr (std::is_same_v<E, Truth>) {
+    return {static_cast<uint8_t>(value != 0)};
+  } else if constexpr (std::is_integral_v<E>) {
+    return static_cast<E>(value);
+  } else {
+    return Element<E>::store(static_cast<RealOf<E>>(value));
+  }
 }
 
 // low + floor(range * word / 2^bits): each value comes from 2^bits / range of the words, give or take one.

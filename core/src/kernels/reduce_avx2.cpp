@@ -8,6 +8,7 @@ namespace {
 
 struct Avx2 {
   static constexpr int kBytes = 32;
+  static constexpr bool kStreams = true;
   using Halves = Vector<uint16_t, kBytes>::Type;
 
   // vminps returns its second operand if the two are equal or one is NaN. So the two orders of the operands agree,
@@ -61,12 +62,6 @@ struct Avx2 {
 
 }  // namespace
 
-ReduceFn find_avx2(int32_t dtype, int32_t op) { return select<VectorKernels<Avx2, Results::kStored>>(dtype, op); }
-ReduceFn find_avx2_streaming(int32_t dtype, int32_t op) {
-  return select<VectorKernels<Avx2, Results::kStreamed>>(dtype, op);
-}
-ReduceFn find_avx2_into_all(int32_t dtype, int32_t op) {
-  return select<VectorKernels<Avx2, Results::kIntoAll>>(dtype, op);
-}
+ReduceFn find_avx2(int32_t dtype, int32_t op, Results results) { return find<Avx2>(dtype, op, results); }
 
 }  // namespace phx::kernels

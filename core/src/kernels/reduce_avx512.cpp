@@ -13,6 +13,7 @@ namespace {
 // See reduce_avx2.cpp for why each of these functions does what it does.
 struct Avx512 {
   static constexpr int kBytes = 64;
+  static constexpr bool kStreams = true;
   using Halves = Vector<uint16_t, kBytes>::Type;
 
   static PHX_ALWAYS_INLINE __m512 minimum(__m512 a, __m512 b) {
@@ -60,12 +61,6 @@ struct Avx512 {
 
 }  // namespace
 
-ReduceFn find_avx512(int32_t dtype, int32_t op) { return select<VectorKernels<Avx512, Results::kStored>>(dtype, op); }
-ReduceFn find_avx512_streaming(int32_t dtype, int32_t op) {
-  return select<VectorKernels<Avx512, Results::kStreamed>>(dtype, op);
-}
-ReduceFn find_avx512_into_all(int32_t dtype, int32_t op) {
-  return select<VectorKernels<Avx512, Results::kIntoAll>>(dtype, op);
-}
+ReduceFn find_avx512(int32_t dtype, int32_t op, Results results) { return find<Avx512>(dtype, op, results); }
 
 }  // namespace phx::kernels

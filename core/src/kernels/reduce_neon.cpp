@@ -15,6 +15,7 @@ namespace {
 
 struct Neon {
   static constexpr int kBytes = 16;
+  static constexpr bool kStreams = false;
   using Halves = Vector<uint16_t, kBytes>::Type;
 
   // fmin is the IEEE 754-2019 minimum: NaN if an operand is NaN, and -0 is less than +0.
@@ -56,9 +57,6 @@ struct Neon {
 
 }  // namespace
 
-ReduceFn find_neon(int32_t dtype, int32_t op) { return select<VectorKernels<Neon, Results::kStored>>(dtype, op); }
-ReduceFn find_neon_into_all(int32_t dtype, int32_t op) {
-  return select<VectorKernels<Neon, Results::kIntoAll>>(dtype, op);
-}
+ReduceFn find_neon(int32_t dtype, int32_t op, Results results) { return find<Neon>(dtype, op, results); }
 
 }  // namespace phx::kernels

@@ -59,7 +59,9 @@ struct ScalarKernels {
 
 }  // namespace
 
-ReduceFn find_scalar(int32_t dtype, int32_t op) { return select<ScalarKernels<false>>(dtype, op); }
-ReduceFn find_scalar_into_all(int32_t dtype, int32_t op) { return select<ScalarKernels<true>>(dtype, op); }
+ReduceFn find_scalar(int32_t dtype, int32_t op, Results results) {
+  return results == Results::kIntoAll ? select<ScalarKernels<true>>(dtype, op)
+                                      : select<ScalarKernels<false>>(dtype, op);
+}
 
 }  // namespace phx::kernels

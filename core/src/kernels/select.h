@@ -2,27 +2,23 @@
 //
 // Everything here, and in vector_kernel.h, is in an unnamed namespace although it is a header: each file that includes
 // it is compiled for another instruction set, and the linker must never give one file a function compiled for another.
-// For the same reason those files use no templates or inline functions of the standard library.
+// For the same reason those files use no functions of the standard library that are templates or inline. Its type
+// traits have no code.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/kernels.h"
 
 namespace phx::kernels {
 
 // One per reduce_*.cpp. The caller must make sure that the host can execute the kernels.
-ReduceFn find_scalar(int32_t dtype, int32_t op);
-ReduceFn find_scalar_into_all(int32_t dtype, int32_t op);
-ReduceFn find_avx2(int32_t dtype, int32_t op);
-ReduceFn find_avx2_streaming(int32_t dtype, int32_t op);
-ReduceFn find_avx2_into_all(int32_t dtype, int32_t op);
-ReduceFn find_avx512(int32_t dtype, int32_t op);
-ReduceFn find_avx512_streaming(int32_t dtype, int32_t op);
-ReduceFn find_avx512_into_all(int32_t dtype, int32_t op);
-ReduceFn find_neon(int32_t dtype, int32_t op);
-ReduceFn find_neon_into_all(int32_t dtype, int32_t op);
+ReduceFn find_scalar(int32_t dtype, int32_t op, Results results);
+ReduceFn find_avx2(int32_t dtype, int32_t op, Results results);
+ReduceFn find_avx512(int32_t dtype, int32_t op, Results results);
+ReduceFn find_neon(int32_t dtype, int32_t op, Results results);
 
 namespace {
 
@@ -37,6 +33,10 @@ template <class T>
 struct Complex {
   T re, im;
 };
+template <class E>
+constexpr bool kIsComplex = false;
+template <class T>
+constexpr bool kIsComplex<Complex<T>> = true;
 
 // Tags for what ops do to an element. bool needs no tags of its own: for 0 and 1, `or`, `and` and `xor` do everything.
 struct Sum {};
@@ -50,25 +50,11 @@ struct BitXor {};
 struct PremulSum {};
 
 template <size_t kBytes>
-struct UnsignedOf;
-template <>
-struct UnsignedOf<1> {
-  using Type = uint8_t;
-};
-template <>
-struct UnsignedOf<2> {
-  using Type = uint16_t;
-};
-template <>
-struct UnsignedOf<4> {
-  using Type = uint32_t;
-};
-template <>
-struct UnsignedOf<8> {
-  using Type = uint64_t;
-};
+using UnsignedOf =
+    std::conditional_t<kBytes == 1, uint8_t,
+                       std::conditional_t<kBytes == 2, uint16_t, std::conditional_t<kBytes == 4, uint32_t, uint64_t>>>;
 template <class T>
-using Unsigned = typename UnsignedOf<sizeof(T)>::Type;
+using Unsigned = UnsignedOf<sizeof(T)>;
 
 // `Kernels` is a family: Kernels::run<Element, Op> is a ReduceFn.
 template <class Kernels, class E>

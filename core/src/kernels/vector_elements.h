@@ -31,7 +31,13 @@ struct Lanes {
   static constexpr int kElement = sizeof(E), kBytes = Isa::kBytes, kVectors = 1;
 
   static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = V::load(from); }
-  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) { V::store(to, v[0]); }
+  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) {
+    if constexpr (std::is_floating_point_v<E>) {
+      V::store(to, Isa::canonical(v[0]));
+    } else {
+      V::store(to, v[0]);
+    }
+  }
 };
 
 template <class Isa>
@@ -43,20 +49,6 @@ struct Lanes<Isa, Bool> : Lanes<Isa, uint8_t> {
     v[0] = raw < one ? raw : one;
   }
 };
-
-template <class Isa, class T>
-struct FloatLanes {
-  using Acc = T;
-  using V = Vector<T, Isa::kBytes>;
-  static constexpr int kElement = sizeof(T), kBytes = Isa::kBytes, kVectors = 1;
-
-  static PHX_ALWAYS_INLINE void load(typename V::Type *v, const char *from) { v[0] = V::load(from); }
-  static PHX_ALWAYS_INLINE void store(char *to, const typename V::Type *v) { V::store(to, Isa::canonical(v[0])); }
-};
-template <class Isa>
-struct Lanes<Isa, float> : FloatLanes<Isa, float> {};
-template <class Isa>
-struct Lanes<Isa, double> : FloatLanes<Isa, double> {};
 
 // Accumulated in f32. For two inputs, vaddph of AVX512-FP16 would give the same bits, because the significand of f32
 // has more than twice the bits of that of f16. But it is faster only in the first two cache levels (107 against 67 GB/s
@@ -183,13 +175,9 @@ struct Lanes<Isa, F8E5M2> : F8Lanes<Isa, E5M2<Isa>> {};
 
 // Real and imaginary parts alternate.
 template <class Isa, class T>
-struct Lanes<Isa, Complex<T>> : FloatLanes<Isa, T> {
+struct Lanes<Isa, Complex<T>> : Lanes<Isa, T> {
   static constexpr int kElement = 2 * sizeof(T);
 };
-template <class E>
-constexpr bool kIsComplex = false;
-template <class T>
-constexpr bool kIsComplex<Complex<T>> = true;
 
 }  // namespace
 }  // namespace phx::kernels

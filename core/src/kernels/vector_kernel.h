@@ -92,25 +92,20 @@ PHX_ALWAYS_INLINE void reduce_between(const Into &into, const void *const *in, i
   into.copy(last_at, last, kStep);
 }
 
-// Not inline, because the code is long and each kernel needs it more than once.
-template <class L, class Op>
+// Not inline, because the code is long and each kernel needs it more than once. kIntoAll: `out` is not used.
+template <class L, bool kIntoAll, class Op>
 __attribute__((noinline)) void reduce_range(char *out, const void *const *in, int n, size_t begin, size_t end,
                                             const Op &op) {
   // Pairs of ranks have two inputs, and so do exchanges. A constant 2 lets the compiler drop the loop over inputs,
   // whose cost is nothing compared with the work of f8.
-  if (n == 2 && L::kVectors < 4) {
+  if constexpr (kIntoAll) {
+    reduce_between<L>(IntoAll{in, n}, in, n, begin, end, op);
+  } else if (n == 2 && L::kVectors < 4) {
     const void *const two[2] = {in[0], in[1]};
     reduce_between<L>(IntoOne{out}, two, 2, begin, end, op);
   } else {
     reduce_between<L>(IntoOne{out}, in, n, begin, end, op);
   }
-}
-
-// The same, with the result in every input.
-template <class L, class Op>
-__attribute__((noinline)) void reduce_range_into_all(const void *const *in, int n, size_t begin, size_t end,
-                                                     const Op &op) {
-  reduce_between<L>(IntoAll{in, n}, in, n, begin, end, op);
 }
 
 // ---- long inputs ------------------------------------------------------------------------------------------------
@@ -123,10 +118,6 @@ __attribute__((noinline)) void reduce_range_into_all(const void *const *in, int 
 constexpr size_t kWideBytes = size_t{16} << 10;
 constexpr size_t kAhead = 1024;
 constexpr size_t kLine = 64;
-
-// How results are written. kStored: to `out`. kStreamed: to `out`, with stores that bypass the caches if its alignment
-// permits. kIntoAll: over all inputs; `out` is not used.
-enum class Results { kStored, kStreamed, kIntoAll };
 
 // Prefetches a line that is going to be both read and overwritten: one transfer from the core that has it instead of
 // two. In assembly, because compilers use it only if all processors of their target have it; on others it does nothing.
@@ -182,27 +173,17 @@ PHX_ALWAYS_INLINE void reduce(void *to, const void *const *in, int n, size_t cou
       at = n == 2 ? reduce_ahead<Isa, L, kResults>(nullptr, two, 2, 0, bytes, op)
                   : reduce_ahead<Isa, L, kResults>(nullptr, in, n, 0, bytes, op);
     }
-    reduce_range_into_all<L>(in, n, at, bytes, op);
-    return;
-  }
-  if (bytes >= kWideBytes) {
+  } else if (bytes >= kWideBytes) {
     const size_t head = (kLine - reinterpret_cast<uintptr_t>(out) % kLine) % kLine;
     if (kResults == Results::kStreamed && head % L::kElement == 0) {
-      reduce_range<L>(out, in, n, 0, head, op);
+      reduce_range<L, false>(out, in, n, 0, head, op);
       at = reduce_ahead<Isa, L, kResults>(out, in, n, head, bytes, op);
     } else if (kResults == Results::kStored) {
       at = reduce_ahead<Isa, L, kResults>(out, in, n, 0, bytes, op);
     }
   }
-  reduce_range<L>(out, in, n, at, bytes, op);
+  reduce_range<L, kResults == Results::kIntoAll>(out, in, n, at, bytes, op);
 }
-
-template <class T>
-constexpr bool kIsFloat = static_cast<T>(0.5) != 0;
-template <class A, class B>
-constexpr bool kSame = false;
-template <class A>
-constexpr bool kSame<A, A> = true;
 
 template <class Isa, Results kResults>
 struct VectorKernels {
@@ -210,11 +191,11 @@ struct VectorKernels {
   static void run(void *out, const void *const *in, int n, size_t count, int64_t divisor, double scale) {
     using L = Lanes<Isa, E>;
     using T = typename L::Acc;
-    if constexpr (kSame<Op, Average> && kIsFloat<T>) {
+    if constexpr (std::is_same_v<Op, Average> && std::is_floating_point_v<T>) {
       if ((divisor & (divisor - 1)) == 0) {
-        reduce<Isa, L, kResults>(out, in, n, count, SumHalved<Isa, T>(divisor, scale));
+        reduce<Isa, L, kResults>(out, in, n, count, FloatAverage<Isa, T, true>(divisor, scale));
       } else {
-        reduce<Isa, L, kResults>(out, in, n, count, SumDivided<Isa, T>(divisor, scale));
+        reduce<Isa, L, kResults>(out, in, n, count, FloatAverage<Isa, T, false>(divisor, scale));
       }
     } else if constexpr (kIsComplex<E>) {
       reduce<Isa, L, kResults>(out, in, n, count, ComplexProduct<Isa, T>(divisor, scale));
@@ -223,6 +204,14 @@ struct VectorKernels {
     }
   }
 };
+
+template <class Isa>
+ReduceFn find(int32_t dtype, int32_t op, Results results) {
+  if (results == Results::kIntoAll) return select<VectorKernels<Isa, Results::kIntoAll>>(dtype, op);
+  if constexpr (Isa::kStreams)
+    if (results == Results::kStreamed) return select<VectorKernels<Isa, Results::kStreamed>>(dtype, op);
+  return select<VectorKernels<Isa, Results::kStored>>(dtype, op);
+}
 
 }  // namespace
 }  // namespace phx::kernels

@@ -9,115 +9,49 @@ namespace phx::kernels {
 namespace {
 
 // prepare() is applied to each input, combine() to two values, and finish() to the result.
-
-struct Plain {
-  template <class V>
-  static PHX_ALWAYS_INLINE V prepare(V x) {
-    return x;
-  }
-  template <class V>
-  static PHX_ALWAYS_INLINE V finish(V a) {
-    return a;
-  }
-};
-
 template <class Isa, class T, class Op>
-struct Combine;
-
-template <class Isa, class T>
-struct Combine<Isa, T, Sum> : Plain {
+struct Combine {
   Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a + x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, Product> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a * x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, BitAnd> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a & x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, BitOr> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a | x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, BitXor> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a ^ x;
-  }
-};
-
-template <class Isa, class T>
-struct Combine<Isa, T, Minimum> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a < x ? a : x;
-  }
-};
-template <class Isa, class T>
-struct Combine<Isa, T, Maximum> : Plain {
-  Combine(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return a > x ? a : x;
-  }
-};
-
-template <class Isa>
-struct FloatMinimum : Plain {
-  FloatMinimum(int64_t, double) {}
-  template <class V>
-  static PHX_ALWAYS_INLINE V combine(V a, V x) {
-    return Isa::minimum(a, x);
-  }
-};
-// max(a, b) = -min(-a, -b), because the method of Isa::minimum has no equally simple counterpart.
-template <class Isa>
-struct FloatMaximum : FloatMinimum<Isa> {
-  using FloatMinimum<Isa>::FloatMinimum;
   template <class V>
   static PHX_ALWAYS_INLINE V prepare(V x) {
-    return -x;
+    return negated(x);
+  }
+  template <class V>
+  static PHX_ALWAYS_INLINE V combine(V a, V x) {
+    if constexpr (std::is_same_v<Op, Sum>) {
+      return a + x;
+    } else if constexpr (std::is_same_v<Op, Product>) {
+      return a * x;
+    } else if constexpr (std::is_same_v<Op, BitAnd>) {
+      return a & x;
+    } else if constexpr (std::is_same_v<Op, BitOr>) {
+      return a | x;
+    } else if constexpr (std::is_same_v<Op, BitXor>) {
+      return a ^ x;
+    } else if constexpr (std::is_floating_point_v<T>) {
+      return Isa::minimum(a, x);
+    } else if constexpr (std::is_same_v<Op, Minimum>) {
+      return a < x ? a : x;
+    } else {
+      static_assert(std::is_same_v<Op, Maximum>, "unknown op");
+      return a > x ? a : x;
+    }
   }
   template <class V>
   static PHX_ALWAYS_INLINE V finish(V a) {
-    return -a;
+    return negated(a);
   }
-};
-template <class Isa>
-struct Combine<Isa, float, Minimum> : FloatMinimum<Isa> {
-  using FloatMinimum<Isa>::FloatMinimum;
-};
-template <class Isa>
-struct Combine<Isa, double, Minimum> : FloatMinimum<Isa> {
-  using FloatMinimum<Isa>::FloatMinimum;
-};
-template <class Isa>
-struct Combine<Isa, float, Maximum> : FloatMaximum<Isa> {
-  using FloatMaximum<Isa>::FloatMaximum;
-};
-template <class Isa>
-struct Combine<Isa, double, Maximum> : FloatMaximum<Isa> {
-  using FloatMaximum<Isa>::FloatMaximum;
+
+ private:
+  // For floats, max(a, b) = -min(-a, -b), because the method of Isa::minimum has no equally simple counterpart.
+  template <class V>
+  static PHX_ALWAYS_INLINE V negated(V x) {
+    if constexpr (std::is_same_v<Op, Maximum> && std::is_floating_point_v<T>) {
+      return -x;
+    } else {
+      return x;
+    }
+  }
 };
 
 template <class Isa, class T>
@@ -167,50 +101,32 @@ struct Combine<Isa, T, Average> : Combine<Isa, T, Sum> {
 
  private:
   using UnsignedVector = typename Vector<Unsigned<T>, Isa::kBytes>::Type;
-  template <bool kFirst, class A, class B>
-  struct Either {
-    using Type = A;
-  };
-  template <class A, class B>
-  struct Either<false, A, B> {
-    using Type = B;
-  };
-  using Real = typename Either<(sizeof(T) <= 2), float, double>::Type;
-  using Quotient = typename Either<(sizeof(T) <= 2), int32_t, T>::Type;
-  using Wide = typename Either<(sizeof(T) == 8), T, int64_t>::Type;
+  using Real = std::conditional_t<(sizeof(T) <= 2), float, double>;
+  using Quotient = std::conditional_t<(sizeof(T) <= 2), int32_t, T>;
+  using Wide = std::conditional_t<(sizeof(T) == 8), T, int64_t>;
   const Wide divisor_;
   Real reciprocal_ = 0;
 };
 
 // The average of floats: a division, or for powers of two, where both give the same bits, a multiplication.
-template <class Isa, class T>
-struct SumDivided : Combine<Isa, T, Sum> {
-  SumDivided(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale), divisor_(static_cast<T>(divisor)) {}
+template <class Isa, class T, bool kMultiplies>
+struct FloatAverage : Combine<Isa, T, Sum> {
+  FloatAverage(int64_t divisor, double scale)
+      : Combine<Isa, T, Sum>(divisor, scale),
+        factor_(kMultiplies ? 1 / static_cast<T>(divisor) : static_cast<T>(divisor)) {}
   template <class V>
   PHX_ALWAYS_INLINE V finish(V a) const {
-    return a / divisor_;
+    return kMultiplies ? a * factor_ : a / factor_;
   }
 
  private:
-  const T divisor_;
-};
-template <class Isa, class T>
-struct SumHalved : Combine<Isa, T, Sum> {
-  SumHalved(int64_t divisor, double scale)
-      : Combine<Isa, T, Sum>(divisor, scale), factor_(1 / static_cast<T>(divisor)) {}
-  template <class V>
-  PHX_ALWAYS_INLINE V finish(V a) const {
-    return a * factor_;
-  }
-
- private:
-  const T factor_;
+  const T factor_;  // or the divisor
 };
 
 // (a + bi)(c + di) = (ac - bd) + (ad + bc)i, with each product and each sum rounded separately.
 template <class Isa, class T>
-struct ComplexProduct : Plain {
-  ComplexProduct(int64_t, double) {
+struct ComplexProduct : Combine<Isa, T, Sum> {
+  ComplexProduct(int64_t divisor, double scale) : Combine<Isa, T, Sum>(divisor, scale) {
     for (int i = 0; i < kLanes; ++i) minus_[i] = i % 2 == 0 ? T(-0.0) : T(0.0);
   }
   template <class V>

@@ -112,7 +112,7 @@ Call &Call::reduce(int32_t op) {
                     "PHX_OP_BAND, PHX_OP_BOR, PHX_OP_BXOR or PHX_OP_PREMUL_SUM",
                     op));
   reduction_.fn = kernels::find_reduce(record_.dtype, op);
-  reduction_.streaming = kernels::find_reduce_streaming(record_.dtype, op);
+  reduction_.streaming = kernels::find_reduce(record_.dtype, op, kernels::Results::kStreamed);
   if (reduction_.fn == nullptr)
     return set(fail(PHX_ERR_UNSUPPORTED, name(),
                     "reduce op %s is not defined for dtype %s; convert the data, or use another op", phx_op_name(op),

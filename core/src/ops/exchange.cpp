@@ -3,7 +3,7 @@
 // Every pair of ranks swaps blocks through cache lines that both write. Rank i puts the first half of its chunk for j
 // into its own slot. Rank j takes it and leaves the second half of its chunk for i in the same lines. Rank i takes that
 // and leaves the first half of the chunk after the next one. So a line is fetched once for every half that it carries,
-// and never only to gain the right to write it (see kernels/exchange.cpp). The other halves pass through the slot of j
+// and never only to gain the right to write it (see kernels/copy.cpp). The other halves pass through the slot of j
 // in the same way at the same time. As in two_shot.cpp, there is one barrier more than chunks, and two areas alternate.
 #include "ops/areas.h"
 

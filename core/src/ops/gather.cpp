@@ -90,7 +90,7 @@ class Broadcast final : public Operation {
     const size_t bytes = length(round) * b_.item;
     const Bypass::Clock clock(bypass_);
     if (one_way_)
-      kernels::copy_one_way(to, lane.data(root_, epoch), bytes);
+      kernels::copy_for(kernels::CopyUse::kReadOneWay, to, lane.data(root_, epoch), bytes);
     else
       deliver_bytes(to, lane.data(root_, epoch), bytes, bypass_.copy());
     return PHX_OK;

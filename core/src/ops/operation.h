@@ -10,7 +10,7 @@
 
 #include "base/tuning.h"
 #include "group/control.h"
-#include "kernels/copy_bytes.h"
+#include "kernels/copies.h"
 #include "kernels/kernels.h"
 #include "phalanx/phalanx.h"
 #include "phalanx/tuning.h"

@@ -152,7 +152,7 @@ class Symmetric final : public OnSymm {
     if (n_ <= kFewRanks) {
       const void *blocks[kFewRanks];
       for (int i = 0; i < n_; ++i) blocks[i] = at(i, begin);
-      const auto into_all = kernels::find_reduce_into_all(reduction_.dtype, reduction_.op);
+      const auto into_all = kernels::find_reduce(reduction_.dtype, reduction_.op, kernels::Results::kIntoAll);
       if (begin < end) into_all(nullptr, blocks, n_, end - begin, n_, reduction_.scale);
       return;
     }

@@ -3,7 +3,7 @@
 //
 // The cost is moving cache lines between cores, so each line moves only twice per chunk: to the rank that sums it, and
 // back. While the owner of a line fetches the sum, it leaves the chunk after the next one in the same line (see
-// kernels/exchange.cpp), for which two areas of the slots alternate. There is one barrier per chunk and one more: the
+// kernels/copy.cpp), for which two areas of the slots alternate. There is one barrier per chunk and one more: the
 // arrival that says that the sums of chunk k are ready also says that chunk k+1 is in the slots. A chunk stays in the
 // second-level cache.
 #include "ops/areas.h"

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "kernels/copy_bytes.h"
+#include "kernels/copies.h"
 
 namespace phx {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <new>
 
-#include "kernels/copy_bytes.h"
+#include "kernels/copies.h"
 #include "p2p/messenger.h"
 
 namespace phx {

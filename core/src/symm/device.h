@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <vector>
 
 #include "base/deadline.h"
 #include "world/allocator.h"
@@ -25,15 +24,13 @@ class SymmDevice {
  public:
   virtual ~SymmDevice() = default;
 
-  virtual DeviceFacts facts() const = 0;
+  virtual DeviceFacts facts() = 0;
   virtual phx_status export_fd(const char *operation, int *fd) = 0;
   virtual phx_status adopt(const char *operation, int group_rank, const DeviceFacts &facts, int fd) = 0;
-  // Called once all ranks are adopted. `all`: by group rank.
-  virtual phx_status finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers,
-                            const std::vector<DeviceFacts> &all) = 0;
+  // Called once all other ranks are adopted.
+  virtual phx_status finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers) = 0;
   // Collective. Called once all ranks have finished, to make the choices that must be the same on all.
-  virtual phx_status agree(const char *operation, Group &group, const Block &block, const std::vector<DeviceFacts> &all,
-                           const Deadline &deadline) = 0;
+  virtual phx_status agree(const char *operation, Group &group, const Block &block, const Deadline &deadline) = 0;
   // Called when the allocation has entered the group's table, and when it is destroyed.
   virtual void on_kept(const Symm &symm) = 0;
   virtual void on_gone(const Symm &symm) = 0;

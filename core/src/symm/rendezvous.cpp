@@ -197,20 +197,14 @@ struct Rendezvous {
     return all_met ? PHX_OK : group.confirm(kRendezvous, status, deadline);
   }
 
-  std::vector<DeviceFacts> devices() const {
-    std::vector<DeviceFacts> facts;
-    for (const SymmParcel &parcel : all) facts.push_back(parcel.device);
-    return facts;
-  }
-
   phx_status finish() {
     if (!symm.device_) return PHX_OK;
-    return symm.device_->finish(kRendezvous, group, symm.block_, symm.buffers(), devices());
+    return symm.device_->finish(kRendezvous, group, symm.block_, symm.buffers());
   }
 
   phx_status agree_on_device(const Deadline &deadline) {
     if (!symm.device_) return PHX_OK;
-    return symm.device_->agree(kRendezvous, group, symm.block(), devices(), deadline);
+    return symm.device_->agree(kRendezvous, group, symm.block(), deadline);
   }
 };
 

@@ -10,7 +10,7 @@
 #include "fake_cuda/streams.h"
 #include "gpu/launch.h"
 #include "gpu/message_ring.h"
-#include "kernels/random_device_box.h"
+#include "kernels/random.h"
 
 namespace fake_cuda {
 
