@@ -1,6 +1,7 @@
 // The map behind the memory store and the TCP server: see the header.
 #include "store/table.h"
 
+#include "base/error.h"
 #include "base/sliced_wait.h"
 #include "store/semantics.h"
 
