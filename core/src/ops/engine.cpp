@@ -19,9 +19,7 @@ const char *name_of(const Operation &operation) { return phx::name_of(operation.
 // Published in place of a call that this rank refused, so that ranks that make the call see that theirs differs.
 class Refusal final : public Operation {
  public:
-  explicit Refusal(const char *why) : Operation({}, 0), why_(why) {
-    record.operation = static_cast<uint8_t>(Kind::kRefused);
-  }
+  explicit Refusal(const char *why) : Operation({}, 0), why_(why) {}
   void put(const Lane &lane, uint32_t, uint64_t epoch) override {
     copy_text(lane.data(lane.group_rank(), epoch), lane.slot_bytes(), why_.c_str());
   }
@@ -381,8 +379,8 @@ phx_status Collectives::refuse(uint32_t channel) {
   if (group_.spans_hosts()) {
     const Plan plan{group_.lane(channel), group_.tuning(), false, &net_of(group_), channel};
     refusal = make_between_hosts(Kind::kRefused, plan, {}, {}, -1, error.info().text);
-    refusal->record.operation = static_cast<uint8_t>(Kind::kRefused);
   }
+  refusal->record.operation = static_cast<uint8_t>(Kind::kRefused);
   if (group_.may_refuse()) engines_[channel]->start(std::move(refusal), group_.world().default_timeout_ms(), &work);
   return error.info().status;
 }

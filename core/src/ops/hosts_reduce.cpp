@@ -75,18 +75,15 @@ class RailSum {
   phx_status poll(Transfers &transfers) {
     while (step_ != kDone) {
       PHX_TRY(transfers.poll());
-      if (step_ == kResults || !receives()) {
-        step_ = kDone;
-        break;
-      }
+      const bool adds = step_ == kSums && receives();
+      step_ = adds && shares_ ? kResults : kDone;
+      if (!adds) break;
       const Span mine = share(hosts_.own());
       const void *inputs[kMaxGroupSize];
       for (int host = 0; host < hosts_.count(); ++host)
         inputs[host] = host == hosts_.own() ? sum_ + reduction_.addends(host) * mine.begin * item_ : at(host);
       if (mine.count != 0) reduction_.of_hosts(out_ + mine.begin * item_, inputs, mine.count);
-      step_ = shares_ ? kResults : kDone;
-      if (!shares_) break;
-      for (int i = 1; i < hosts_.count(); ++i) {
+      for (int i = 1; i < hosts_.count() && shares_; ++i) {
         const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, hosts_.local_rank());
         const Span theirs = share(host);
         const MessageName result{name_.channel, name_.call, name_.part + 1};

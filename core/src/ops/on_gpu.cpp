@@ -52,21 +52,17 @@ class OnGpu {
     const Buffers &buffers = part.buffers();
     char *const space = workspace_->base();
     const size_t bytes = volume.in;
-    const bool reduces_all = part.kind() == Kind::kAllReduce;
-    if (reduces_all && fits_lines(part, workspace_->symm())) {
-      Call call = part.on(buffers.in, buffers.out);
-      keep(enqueue(call, workspace_->symm(), 0, nullptr, nullptr));
-      return;
-    }
+    const Kind kind = part.kind();
+    const bool reduces_all = kind == Kind::kAllReduce, by_lines = reduces_all && fits_lines(part, workspace_->symm());
     const int32_t algo = part.options().algo;
     // In two steps, each rank reduces its part in place in the workspace and writes it to all ranks. The copy from the
     // workspace costs less than reading the inputs of all ranks.
     const bool large = bytes >= gpu_of(group_).tuning().two_shot_bytes && algo != PHX_ALGO_ONE_SHOT;
-    const bool two_steps = reduces_all && (large || algo == PHX_ALGO_MULTIMEM);
+    const bool two_steps = reduces_all && !by_lines && (large || algo == PHX_ALGO_MULTIMEM);
     // An input that is overwritten while others read it must be copied.
     const bool stays = !reduces_all || two_steps || buffers.in != buffers.out;
-    // The kernel of all_to_all_v copies the input itself, and a barrier has none.
-    const bool copies = part.kind() != Kind::kAllToAllV && part.kind() != Kind::kBarrier;
+    // The kernels of the LL protocol and of all_to_all_v copy the input themselves, and a barrier has none.
+    const bool copies = !by_lines && kind != Kind::kAllToAllV && kind != Kind::kBarrier;
     cuda::Inputs inputs{};
     if (copies) make_readable(part, bytes, stays, &inputs);
     if (!ok()) return;

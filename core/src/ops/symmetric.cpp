@@ -28,7 +28,7 @@ class OnSymm : public Operation {
     offsets_[group_rank] = offset;
     return true;
   }
-  virtual size_t input_bytes(int group_rank) const = 0;
+  virtual size_t input_bytes(int /*group_rank*/) const { return b_.count * b_.item; }
 
   bool takes_input_at_once() const override { return false; }
 
@@ -196,7 +196,6 @@ class SymmetricSum final : public OnSymm {
   }
 
  private:
-  size_t input_bytes(int) const override { return b_.count * b_.item; }
   // Which elements the chunk of a rank's part has.
   Span span(int group_rank, uint32_t chunk) const {
     const Span part = clip(b_.count, part_ * group_rank, part_), some = clip(part.count, chunk * chunk_, chunk_);
@@ -230,7 +229,6 @@ class SymmetricBroadcast final : public OnSymm {
   }
 
  private:
-  size_t input_bytes(int) const override { return b_.count * b_.item; }
   void move() const {
     if (self_ != root_) {
       deliver_bytes(at(self_, 0), at(root_, 0), fetched_ * b_.item, bypass_.copy());
