@@ -1,6 +1,7 @@
 // Implements phx_coalesced.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "api/entry.h"
 #include "ops/on_gpu.h"
@@ -15,19 +16,10 @@ namespace {
 constexpr const char *kName = "coalesced";
 constexpr size_t kMostCalls = size_t{1} << 20;
 
-Kind kind_of(int32_t kind) {
-  switch (kind) {
-    case PHX_CALL_ALL_REDUCE: return Kind::kAllReduce;
-    case PHX_CALL_ALL_GATHER: return Kind::kAllGather;
-    case PHX_CALL_REDUCE_SCATTER: return Kind::kReduceScatter;
-    case PHX_CALL_ALL_TO_ALL: return Kind::kAllToAll;
-    case PHX_CALL_BROADCAST: return Kind::kBroadcast;
-    case PHX_CALL_REDUCE: return Kind::kReduce;
-    case PHX_CALL_GATHER: return Kind::kGather;
-    case PHX_CALL_SCATTER: return Kind::kScatter;
-    default: return Kind::kNone;
-  }
-}
+// The collectives of a list, by PHX_CALL_*.
+constexpr Kind kKinds[] = {Kind::kNone,      Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kAllToAll,
+                           Kind::kBroadcast, Kind::kReduce,    Kind::kGather,    Kind::kScatter};
+static_assert(std::size(kKinds) == PHX_CALL_SCATTER + 1);
 
 struct Range {
   const char *begin;
@@ -37,15 +29,15 @@ struct Range {
 };
 
 phx_status check_call(phx_group *group, const phx_options *options, const phx_call &request, size_t index,
-                      CoalescedCall *out, phx::Volume *volume, std::vector<Range> *ranges) {
-  const Kind kind = kind_of(request.kind);
+                      CoalescedCall *out, std::vector<Range> *ranges) {
+  const bool is_known = request.kind > 0 && request.kind <= PHX_CALL_SCATTER;
+  const Kind kind = kKinds[is_known ? request.kind : 0];
   if (kind == Kind::kNone || request.flags != 0)
     return phx::fail(PHX_ERR_INVALID, kName,
                      "call %zu has kind %d and flags %u; expected a PHX_CALL_* constant and flags 0", index,
                      request.kind, request.flags);
   Call call(kind, group, options, true);
   if (!call.ok()) return call.status();
-  const int self = call.group().group_rank();
   const void *in = kind == Kind::kBroadcast ? request.out : request.in;
   if (kind == Kind::kBroadcast && request.in != request.out)
     return phx::fail(PHX_ERR_INVALID, kName,
@@ -60,9 +52,7 @@ phx_status check_call(phx_group *group, const phx_options *options, const phx_ca
   };
   add(call.buffers().in, extent.in_parts, false);
   add(call.buffers().out, extent.out_parts, true);
-  *volume = phx::volume_of(kind, extent, call.group_size(), self == request.root_group_rank, bytes);
-  const bool rooted = phx::traits_of(kind).root != phx::Root::kNone;
-  *out = {kind, call.buffers(), call.reduction(), rooted ? request.root_group_rank : -1, call.record()};
+  *out = {call.buffers(), call.reduction(), call.record(), call.volume(extent)};
   return PHX_OK;
 }
 
@@ -86,6 +76,24 @@ phx_status check_overlaps(std::vector<Range> *ranges) {
   return PHX_OK;
 }
 
+phx_status check_calls(phx_group *group, const phx_options *options, const phx_call *calls,
+                       std::vector<CoalescedCall> *checked) {
+  std::vector<Range> ranges;
+  ranges.reserve(2 * checked->size());
+  const char *at = reinterpret_cast<const char *>(calls);
+  uint32_t stride = 0;
+  if (!checked->empty()) std::memcpy(&stride, at, sizeof stride);
+  for (size_t i = 0; i < checked->size(); ++i, at += stride) {
+    phx_call request = PHX_CALL_INIT;
+    PHX_TRY(phx::read_in(reinterpret_cast<const phx_call *>(at), &request, kName));
+    if (request.struct_size != stride)
+      return phx::fail(PHX_ERR_ABI, kName,
+                       "call %zu has a different struct_size than call 0; initialize every call with PHX_CALL_INIT", i);
+    PHX_TRY(check_call(group, options, request, i, &(*checked)[i], &ranges));
+  }
+  return check_overlaps(&ranges);
+}
+
 }  // namespace
 
 extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, size_t count, const phx_options *options,
@@ -94,29 +102,13 @@ extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, siz
     Call all(Kind::kCoalesced, group, options);
     if (!all.ok()) return all.status();
     if ((calls == nullptr && count != 0) || count > kMostCalls)
-      return all
-          .refuse(phx::fail(PHX_ERR_INVALID, kName,
-                            "calls is NULL or count is too large; at most %zu calls are allowed", kMostCalls))
-          .status();
+      return all.refuse(phx::fail(PHX_ERR_INVALID, kName,
+                                  "calls is NULL or count is too large; at most %zu calls are allowed", kMostCalls));
     std::vector<CoalescedCall> checked(count);
-    std::vector<phx::Volume> volumes(count);
-    std::vector<Range> ranges;
-    ranges.reserve(2 * count);
-    const char *at = reinterpret_cast<const char *>(calls);
-    uint32_t stride = 0;
-    if (count != 0) std::memcpy(&stride, at, sizeof stride);
-    for (size_t i = 0; i < count; ++i, at += stride) {
-      phx_call request = PHX_CALL_INIT;
-      phx_status status = phx::read_in(reinterpret_cast<const phx_call *>(at), &request, kName);
-      if (status == PHX_OK && request.struct_size != stride)
-        status =
-            phx::fail(PHX_ERR_ABI, kName,
-                      "call %zu has a different struct_size than call 0; initialize every call with PHX_CALL_INIT", i);
-      if (status == PHX_OK) status = check_call(group, options, request, i, &checked[i], &volumes[i], &ranges);
-      if (status != PHX_OK) return all.refuse(status).status();
-    }
-    if (const phx_status status = check_overlaps(&ranges); status != PHX_OK) return all.refuse(status).status();
-    if (all.on_gpu()) return phx::put_on_gpu(all.coalesces(checked), checked, volumes, work);
-    return all.coalesces(checked).issue(phx::coalesced_with_zero_copy(all, all.plan(work), checked), work);
+    if (const phx_status status = check_calls(group, options, calls, &checked); status != PHX_OK)
+      return all.refuse(status);
+    all.coalesces(checked);
+    if (all.on_gpu()) return phx::put_on_gpu(all, checked, work);
+    return all.issue(phx::coalesced_with_zero_copy(all, all.plan(work), checked), work);
   });
 }

@@ -1,6 +1,7 @@
 // The public collectives on ordinary memory.
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 
 #include "api/entry.h"
 #include "ops/blocks.h"
@@ -23,32 +24,56 @@ phx_status issue(phx_group *group, const void *in, void *out, size_t count, int3
     Call call(kKind, group, options);
     phx::Extent extent;
     if (!call.check(kTraits, in, out, count, dtype, op, root, &extent).ok()) return call.status();
-    const size_t n = call.group_size(), bytes = count * call.buffers().item;
-    if (call.on_gpu()) {
-      const bool is_root = call.group().group_rank() == root;
-      return phx::put_on_gpu(call, phx::volume_of(kKind, extent, n, is_root, bytes), root, work);
-    }
-    const bool blocking = work == nullptr;
+    if (call.on_gpu()) return phx::put_on_gpu(call, call.volume(extent), work);
     const phx::Plan plan = call.plan(work);
-    const size_t in_bytes = phx::parts_on(kTraits.in, n, true) * bytes;  // of a rank that has an input
+    const size_t bytes = count * call.buffers().item;
+    const size_t in_bytes = phx::parts_on(kTraits.in, call.group_size(), true) * bytes;  // of a rank that has an input
     int32_t algo = PHX_ALGO_AUTO;
     if constexpr (kKind == Kind::kAllReduce) {
       algo = phx::choose_all_reduce(plan, bytes, call.options().algo);
       call.chose(algo);
     }
     phx::OperationPtr staged = phx::make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
-    return call.issue(phx::with_zero_copy(call, in_bytes, std::move(staged), blocking, root), work);
+    return call.issue(phx::with_zero_copy(call, plan, in_bytes, std::move(staged)), work);
   });
 }
 
-// Issues a checked call whose blocks `lists` describes. `in_bytes`: the size of the input on a rank that has one.
-phx_status issue_lists(Call &call, const phx::Lists &lists, size_t in_bytes, int32_t root, phx_work **work) {
+// Issues a checked call whose blocks `lists` describes. `volume.in`: the size of the input on a rank that has one.
+phx_status issue_lists(Call &call, const phx::Lists &lists, const phx::Volume &volume, phx_work **work) {
   call.listed(&lists);
+  if (call.on_gpu()) return phx::put_on_gpu(call, volume, work);
   const phx::Plan plan = call.plan(work);
-  phx::OperationPtr staged = call.kind() == Kind::kAllToAllV && plan.net == nullptr
-                                 ? phx::make_all_to_all_v(call.group(), plan, call.buffers())
-                                 : phx::make_operation(call.kind(), plan, call.buffers(), call.reduction(), root);
-  return call.issue(phx::with_zero_copy(call, in_bytes, std::move(staged), work == nullptr, root), work);
+  phx::OperationPtr staged =
+      call.kind() == Kind::kAllToAllV && plan.net == nullptr
+          ? phx::make_all_to_all_v(call.group(), plan, call.buffers())
+          : phx::make_operation(call.kind(), plan, call.buffers(), call.reduction(), call.root());
+  return call.issue(phx::with_zero_copy(call, plan, volume.in, std::move(staged)), work);
+}
+
+// Checks and issues all_gather_v or reduce_scatter_v: `counts` are those of the output or of the input.
+template <Kind kKind>
+phx_status issue_v(phx_group *group, const void *in, void *out, const size_t *counts, int32_t dtype, int32_t op,
+                   const phx_options *options, phx_work **work) {
+  return guarded(phx::name_of(kKind), [&]() -> phx_status {
+    constexpr bool kGathers = kKind == Kind::kAllGatherV;
+    Call call(kKind, group, options);
+    size_t total = 0;
+    if (!call.own_counts(counts, &total).ok()) return call.status();
+    const int self = call.group().group_rank();
+    const size_t before = std::accumulate(counts, counts + self, size_t{0});
+    const size_t ins = kGathers ? counts[self] : total, outs = kGathers ? total : counts[self];
+    // The buffer of all blocks alone, and then that of this rank's block.
+    void *const all = kGathers ? out : const_cast<void *>(in);
+    call.data(all, 1, all, 1, total, dtype);
+    call.data(in, kGathers ? 1 : 0, out, kGathers ? 0 : 1, counts[self], dtype);
+    call.overlap(ins, outs, kGathers ? before : 0 - before, true);
+    if (!kGathers) call.reduce(op);
+    if (!call.counts(counts, &total).ok()) return call.status();
+    const size_t item = call.buffers().item;
+    phx::Lists lists;
+    (kGathers ? lists.out_counts : lists.in_counts) = counts;
+    return issue_lists(call, lists, {ins * item, outs * item, ins * item}, work);
+  });
 }
 
 // Whether all blocks of a list have one count. A list that cannot be read counts as such, and is refused later.
@@ -73,11 +98,10 @@ phx_status issue_blocks(phx_group *group, Side in, Side out, size_t count, int32
     constexpr const phx::CollectiveTraits &traits = phx::traits_of(kind);
     Call call(kind, group, options);
     if (!call.ok()) return call.status();
-    const auto refuse = [&](phx_status status) { return call.refuse(status).status(); };
     if (call.on_gpu())
-      return refuse(phx::fail(PHX_ERR_UNSUPPORTED, call.name(),
-                              "lists of blocks must be in host memory, but options.gpu names a GPU; copy them to "
-                              "the host, or use a collective without blocks"));
+      return call.refuse(phx::fail(PHX_ERR_UNSUPPORTED, call.name(),
+                                   "lists of blocks must be in host memory, but options.gpu names a GPU; copy them to "
+                                   "the host, or use a collective without blocks"));
     if (traits.root != phx::Root::kNone && !call.root(root).ok()) return call.status();
     const int self = call.group().group_rank();
     const size_t n = call.group_size(), ins = phx::parts_on(traits.in, n, self == root),
@@ -92,10 +116,10 @@ phx_status issue_blocks(phx_group *group, Side in, Side out, size_t count, int32
     if (traits.root == phx::Root::kNone)
       count = list[self].count;
     else if (self == root && !((in_is_list ? ins_found : outs_found).even && list[0].count == count))
-      return refuse(phx::fail(PHX_ERR_INVALID, call.name(),
-                              "count is %zu, but a block of the list has a different number of elements; give "
-                              "every block `count` elements",
-                              count));
+      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(),
+                                   "count is %zu, but a block of the list has a different number of elements; give "
+                                   "every block `count` elements",
+                                   count));
     const phx_block buffer{const_cast<void *>(in_is_list ? out.buffer : in.buffer), count, 0, 0};
     const phx_block *const from = in_is_list ? in.list : &buffer, *const to = out_is_list ? out.list : &buffer;
 
@@ -120,7 +144,7 @@ phx_status issue_blocks(phx_group *group, Side in, Side out, size_t count, int32
     const size_t in_bytes = !in_is_list                       ? count * item
                             : traits.root == phx::Root::kNone ? ins_found.total * item
                                                               : n * count * item;
-    return issue_lists(call, lists, in_bytes, root, work);
+    return issue_lists(call, lists, {in_bytes, 0, 0}, work);
   });
 }
 
@@ -132,7 +156,7 @@ phx_status phx_barrier(phx_group *group, const phx_options *options, phx_work **
   return guarded("barrier", [&]() -> phx_status {
     Call call(Kind::kBarrier, group, options);
     if (!call.ok()) return call.status();
-    if (call.on_gpu()) return phx::put_barrier_on_gpu(call, work);
+    if (call.on_gpu()) return phx::put_on_gpu(call, phx::Volume(), work);
     return call.issue(phx::make_operation(Kind::kBarrier, call.plan(work), {}, {}, -1), work);
   });
 }
@@ -179,43 +203,12 @@ phx_status phx_scatter(phx_group *group, const void *in, void *out, size_t count
 
 phx_status phx_all_gather_v(phx_group *group, const void *in, void *out, const size_t *counts, int32_t dtype,
                             const phx_options *options, phx_work **work) {
-  return guarded("all_gather_v", [&]() -> phx_status {
-    Call call(Kind::kAllGatherV, group, options);
-    size_t total = 0;
-    if (!call.own_counts(counts, &total).ok()) return call.status();
-    const int self = call.group().group_rank();
-    size_t before = 0;
-    for (int i = 0; i < self; ++i) before += counts[i];
-    call.data(out, 1, out, 1, total, dtype).data(in, 1, out, 0, counts[self], dtype);
-    call.overlap(counts[self], total, before, true).counts(counts, &total);
-    if (!call.ok()) return call.status();
-    const size_t item = call.buffers().item, bytes = counts[self] * item;
-    if (call.on_gpu()) {
-      const size_t most = *std::max_element(counts, counts + call.group_size());
-      return phx::put_on_gpu_v(call, {bytes, total * item, most * item}, counts, counts, work);
-    }
-    return issue_lists(call, {nullptr, counts, nullptr, nullptr}, bytes, -1, work);
-  });
+  return issue_v<Kind::kAllGatherV>(group, in, out, counts, dtype, 0, options, work);
 }
 
 phx_status phx_reduce_scatter_v(phx_group *group, const void *in, void *out, const size_t *counts, int32_t dtype,
                                 int32_t op, const phx_options *options, phx_work **work) {
-  return guarded("reduce_scatter_v", [&]() -> phx_status {
-    Call call(Kind::kReduceScatterV, group, options);
-    size_t total = 0;
-    if (!call.own_counts(counts, &total).ok()) return call.status();
-    const int self = call.group().group_rank();
-    size_t before = 0;
-    for (int i = 0; i < self; ++i) before += counts[i];
-    call.data(in, 1, in == nullptr ? out : const_cast<void *>(in), 1, total, dtype);
-    call.data(in, 0, out, 1, counts[self], dtype).overlap(total, counts[self], 0 - before, true);
-    call.reduce(op).counts(counts, &total);
-    if (!call.ok()) return call.status();
-    const size_t bytes = total * call.buffers().item;
-    if (call.on_gpu())
-      return phx::put_on_gpu_v(call, {bytes, counts[self] * call.buffers().item, bytes}, counts, counts, work);
-    return issue_lists(call, {counts, nullptr, nullptr, nullptr}, bytes, -1, work);
-  });
+  return issue_v<Kind::kReduceScatterV>(group, in, out, counts, dtype, op, options, work);
 }
 
 phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_counts, void *out,
@@ -225,14 +218,11 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
     size_t ins = 0, outs = 0;
     if (!call.own_counts(in_counts, &ins).own_counts(out_counts, &outs).ok()) return call.status();
     if ((ins != 0 && in == nullptr) || (outs != 0 && out == nullptr))
-      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "in or out is NULL, but the counts are not all 0"))
-          .status();
+      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "in or out is NULL, but the counts are not all 0"));
     // The counts differ from rank to rank, so they are compared in the first round and not in the record.
     if (!call.data(in, 0, out, 0, 0, dtype).overlap(ins, outs, 0, false).ok()) return call.status();
-    const size_t bytes = ins * call.buffers().item;
-    if (call.on_gpu())
-      return phx::put_on_gpu_v(call, {bytes, outs * call.buffers().item, 0}, in_counts, out_counts, work);
-    return issue_lists(call, {in_counts, out_counts, nullptr, nullptr}, bytes, -1, work);
+    const size_t item = call.buffers().item;
+    return issue_lists(call, {in_counts, out_counts, nullptr, nullptr}, {ins * item, outs * item, 0}, work);
   });
 }
 

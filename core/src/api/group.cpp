@@ -7,7 +7,7 @@
 #include "gpu/gpu_group.h"
 #include "group/attempt.h"
 #include "net/net.h"
-#include "ops/collectives.h"
+#include "ops/engine.h"
 #include "p2p/messenger.h"
 #include "p2p/window.h"
 #include "symm/table.h"

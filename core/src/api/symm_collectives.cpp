@@ -43,7 +43,6 @@ phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t
     const size_t n = s.size(), in_parts = phx::parts_on(kTraits.in, n, true);
     const size_t out_parts = phx::parts_on(kTraits.out, n, s.group_rank() == root);
     char *in = own_at(s, offset);
-    if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
     call.data(in, in_parts, kKind == Kind::kBroadcast ? in : out, out_parts, count, dtype);
     if (kTraits.reduces) call.reduce(op);
     if (kTraits.root != phx::Root::kNone) call.root(root);
@@ -51,10 +50,10 @@ phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t
     const size_t in_bytes = in_parts * count * buffers.item;
     if (call.ok()) call.inside(s, offset, in_bytes);
     if (kKind == Kind::kAllGather && call.ok() && s.gathered().begins(out, offset, in_bytes))
-      return call.stays().issue(phx::make_barrier(), work);
+      return call.gives_at(1).issue(phx::make_barrier(), work);  // where the inputs lie
     const bool in_place = kKind == Kind::kAllReduce || kKind == Kind::kBroadcast;
     if (!call.overlap(in_parts * count, out_parts * count, 0, in_place).ok()) return call.status();
-    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue(call, s, offset, root, work);
+    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue(call, s, offset, nullptr, work);
     const phx::Plan plan = call.plan(work);
     if (goes_through_slots(call, plan, in_bytes))
       return call.issue(phx::make_operation(kKind, plan, buffers, call.reduction(), root), work);
@@ -64,6 +63,35 @@ phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t
       return call.issue(phx::make_symm(kKind, s.shared_from_this(), offset, buffers, call.reduction(), root, plan,
                                        call.options().algo),
                         work);
+  });
+}
+
+// Checks and issues all_gather_v or reduce_scatter_v: `counts` are those of the output or of the input.
+template <Kind kKind>
+phx_status issue_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype, int32_t op,
+                   const phx_options *options, phx_work **work) {
+  return guarded(phx::name_of(kKind, true), [&]() -> phx_status {
+    constexpr bool kGathers = kKind == Kind::kAllGatherV;
+    Call call(kKind, symm, options);
+    size_t total = 0;
+    if (!call.own_counts(counts, &total).ok()) return call.status();
+    phx::Symm &s = *symm->symm;
+    const size_t mine = counts[s.group_rank()];
+    char *in = own_at(s, offset);
+    call.data(in, 1, kGathers ? out : in, 1, total, dtype).data(in, 1, out, kGathers ? 0 : 1, mine, dtype);
+    if (!kGathers) call.reduce(op);
+    call.counts(counts, &total);
+    // Every rank's block must have room for the largest input. All ranks have the same list, so all refuse together.
+    const size_t most = kGathers ? *std::max_element(counts, counts + s.size()) : total;
+    if (call.ok()) call.inside(s, offset, most * call.buffers().item);
+    if (!call.overlap(kGathers ? mine : total, kGathers ? total : mine, 0, false).ok()) return call.status();
+    phx::Lists lists;
+    (kGathers ? lists.out_counts : lists.in_counts) = counts;
+    call.listed(&lists);
+    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue(call, s, offset, nullptr, work);
+    return call.issue(
+        phx::make_symm(kKind, s.shared_from_this(), offset, call.buffers(), call.reduction(), -1, call.plan(work)),
+        work);
   });
 }
 
@@ -113,48 +141,12 @@ phx_status phx_symm_scatter(phx_symm *symm, size_t offset, void *out, size_t cou
 
 phx_status phx_symm_all_gather_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype,
                                  const phx_options *options, phx_work **work) {
-  return guarded("symm_all_gather_v", [&]() -> phx_status {
-    Call call(Kind::kAllGatherV, symm, options);
-    size_t total = 0;
-    if (!call.own_counts(counts, &total).ok()) return call.status();
-    phx::Symm &s = *symm->symm;
-    const size_t mine = counts[s.group_rank()];
-    char *in = own_at(s, offset);
-    if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
-    call.data(in, 1, out, 1, total, dtype).counts(counts, &total);
-    // Every rank's block must have room for the largest count. All ranks have the same list, so all refuse together.
-    size_t most = 0;
-    for (int i = 0; i < s.size(); ++i) most = counts[i] > most ? counts[i] : most;
-    if (call.ok()) call.inside(s, offset, most * call.buffers().item);
-    if (!call.overlap(mine, total, 0, false).ok()) return call.status();
-    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
-    const phx::Lists lists{nullptr, counts, nullptr, nullptr};
-    call.listed(&lists);
-    return call.issue(
-        phx::make_symm(Kind::kAllGatherV, s.shared_from_this(), offset, call.buffers(), {}, -1, call.plan(work)), work);
-  });
+  return issue_v<Kind::kAllGatherV>(symm, offset, out, counts, dtype, 0, options, work);
 }
 
 phx_status phx_symm_reduce_scatter_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype,
                                      int32_t op, const phx_options *options, phx_work **work) {
-  return guarded("symm_reduce_scatter_v", [&]() -> phx_status {
-    Call call(Kind::kReduceScatterV, symm, options);
-    size_t total = 0;
-    if (!call.own_counts(counts, &total).ok()) return call.status();
-    phx::Symm &s = *symm->symm;
-    const size_t mine = counts[s.group_rank()];
-    char *in = own_at(s, offset);
-    if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
-    call.data(in, 1, in, 1, total, dtype).data(in, 1, out, 1, mine, dtype).reduce(op).counts(counts, &total);
-    if (call.ok()) call.inside(s, offset, total * call.buffers().item);
-    if (!call.overlap(total, mine, 0, false).ok()) return call.status();
-    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, counts, counts, work);
-    const phx::Lists lists{counts, nullptr, nullptr, nullptr};
-    call.listed(&lists);
-    return call.issue(phx::make_symm(Kind::kReduceScatterV, s.shared_from_this(), offset, call.buffers(),
-                                     call.reduction(), -1, call.plan(work)),
-                      work);
-  });
+  return issue_v<Kind::kReduceScatterV>(symm, offset, out, counts, dtype, op, options, work);
 }
 
 phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in_counts, void *out,
@@ -165,14 +157,13 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
     if (!call.own_counts(in_counts, &ins).own_counts(out_counts, &outs).ok()) return call.status();
     phx::Symm &s = *symm->symm;
     char *in = own_at(s, offset);
-    if (phx::gpu_symm_of(s) != nullptr) call.on_stream();
     if (outs != 0 && out == nullptr)
-      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "out is NULL, but the counts are not all 0")).status();
+      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "out is NULL, but the counts are not all 0"));
     if (call.data(in, 0, out, 0, 0, dtype).ok()) call.inside(s, offset, ins * call.buffers().item);
     if (!call.overlap(ins, outs, 0, false).ok()) return call.status();
-    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue_v(call, s, offset, in_counts, out_counts, work);
     const phx::Lists lists{in_counts, out_counts, nullptr, nullptr};
     call.listed(&lists);
+    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue(call, s, offset, nullptr, work);
     return call.issue(
         phx::make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset, call.buffers(), 0), work);
   });

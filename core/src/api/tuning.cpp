@@ -3,7 +3,7 @@
 #include "api/entry.h"
 #include "base/tuning.h"
 #include "gpu/gpu_group.h"
-#include "ops/collectives.h"
+#include "ops/engine.h"
 
 using phx::fail;
 using phx::with_handle;

@@ -1,7 +1,6 @@
 // Operations on large inputs: two-shot reductions, and pairwise exchange through shared cache lines.
 #pragma once
 
-#include "group/lane.h"
 #include "ops/blocks.h"
 #include "ops/operation.h"
 
@@ -21,8 +20,6 @@ class ThroughAreas : public Operation {
   bool exclusive() const override { return chunks_ > 2; }
 
  protected:
-  static constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
-
   // `count` elements are moved in chunks. A chunk has `parts` parts of whole cache lines; a slot has room for one part
   // for each rank.
   ThroughAreas(const Plan &plan, const Buffers &buffers, size_t count, size_t in_bytes, int parts)
@@ -42,9 +39,6 @@ class ThroughAreas : public Operation {
   size_t part_;  // elements
   uint32_t chunks_;
 };
-
-// root: the group rank that receives the sum; -1: all ranks do.
-OperationPtr make_two_shot(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
 
 // Whether an exchange is faster than the plain form (put all blocks into the slot, then take from all slots) for calls
 // in which a rank sends `bytes` to each peer.

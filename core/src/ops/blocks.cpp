@@ -7,7 +7,6 @@
 
 #include "base/error.h"
 #include "group/group.h"
-#include "group/lane.h"
 
 namespace phx {
 namespace {

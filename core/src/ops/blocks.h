@@ -66,6 +66,16 @@ class Blocks {
     each(rank, first, count,
          [&](const char *from, size_t done, size_t bytes) { deliver_bytes(to + done, from, bytes, around); });
   }
+  // The same into a slot (put_bytes).
+  void put_to(char *slot, int rank, size_t first, size_t count) const {
+    each(rank, first, count, [&](const char *from, size_t done, size_t bytes) { put_bytes(slot + done, from, bytes); });
+  }
+  // Copies `count` elements to a rank's block, from its element `first` on.
+  void fill(int rank, size_t first, size_t count, const char *from,
+            kernels::Copy around = kernels::Copy::kMemcpy) const {
+    each(rank, first, count,
+         [&](char *to, size_t done, size_t bytes) { deliver_bytes(to, from + done, bytes, around); });
+  }
   // Copies `count` elements of a rank's block of `from` to the same place of its block here.
   void copy_from(const Blocks &from, int rank, size_t first, size_t count,
                  kernels::Copy around = kernels::Copy::kMemcpy) const {

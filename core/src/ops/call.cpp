@@ -137,6 +137,14 @@ Call &Call::root(int32_t group_rank) {
   return *this;
 }
 
+Volume Call::volume(const Extent &extent) const {
+  const size_t bytes = buffers_.count * buffers_.item;
+  Volume volume{extent.in_parts * bytes, extent.out_parts * bytes,
+                parts_on(traits_of(kind_).in, group_size(), true) * bytes};
+  if (kind_ == Kind::kBroadcast) (group_->group_rank() == root() ? volume.out : volume.in) = 0;  // one buffer is both
+  return volume;
+}
+
 Call &Call::own_counts(const size_t *counts, size_t *total) {
   if (!ok()) return *this;
   if (counts == nullptr)
@@ -200,14 +208,9 @@ Call &Call::blocks(const phx_block *blocks, size_t item, BlocksFound *found) {
   return *this;
 }
 
-Call &Call::on_stream() {
-  on_stream_ = true;
-  return *this;
-}
-
 Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
   if (!ok()) return *this;
-  if (symm.block().on_device() && !on_stream_)
+  if (symm.block().on_device() && !for_kernels_)
     return set(fail(PHX_ERR_UNSUPPORTED, name(),
                     "the memory is on a device (type %d), which collectives of the host cannot read; use CPU "
                     "memory (device type 1)",
@@ -220,12 +223,6 @@ Call &Call::inside(const Symm &symm, size_t offset, size_t bytes) {
     return set(fail(PHX_ERR_INVALID, name(), "offset %zu is not a multiple of the element size, %zu bytes", offset,
                     buffers_.item));
   const uint64_t facts[4] = {record_.aux, symm.ordinal(), offset, buffers_.in == buffers_.out};
-  record_.aux = hash_words(facts);
-  return *this;
-}
-
-Call &Call::stays() {
-  const uint64_t facts[2] = {record_.aux, 1};
   record_.aux = hash_words(facts);
   return *this;
 }
@@ -243,16 +240,12 @@ Call Call::on(const char *in, char *out) const {
   return other;
 }
 
-Call &Call::finds(const cuda::Inputs *inputs) {
-  inputs_ = inputs;
-  return *this;
-}
-
 Call Call::one_of(const CoalescedCall &part) const {
   Call other = on(part.buffers.in, part.buffers.out);
-  other.kind_ = part.kind;
+  other.kind_ = part.kind();
   other.buffers_ = part.buffers;
   other.reduction_ = part.reduction;
+  other.record_ = part.record;
   return other;
 }
 
@@ -270,13 +263,12 @@ Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {
 
 phx_status Call::issue(OperationPtr operation, phx_work **work) {
   if (gpu_.stream != nullptr)
-    return set(fail(PHX_ERR_INVALID, name(),
-                    "a stream is given, but the memory is not on a GPU; set phx_gpu_options.device, or set stream "
-                    "to NULL"))
-        .status();
+    return refuse(fail(PHX_ERR_INVALID, name(),
+                       "a stream is given, but the memory is not on a GPU; set phx_gpu_options.device, or set stream "
+                       "to NULL"));
   if (options_.algo == PHX_ALGO_MULTIMEM)
-    return set(fail(PHX_ERR_UNSUPPORTED, name(), "PHX_ALGO_MULTIMEM needs symmetric memory on GPUs; use PHX_ALGO_AUTO"))
-        .status();
+    return refuse(
+        fail(PHX_ERR_UNSUPPORTED, name(), "PHX_ALGO_MULTIMEM needs symmetric memory on GPUs; use PHX_ALGO_AUTO"));
   operation->record = record_;
   if (work == nullptr) return engine().run(*operation, timeout_ms_);
   WorkRef started;

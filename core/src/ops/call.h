@@ -3,11 +3,10 @@
 
 #include <vector>
 
-#include "gpu/launch.h"
 #include "net/net.h"
 #include "ops/blocks.h"
 #include "ops/coalesced.h"
-#include "ops/collectives.h"
+#include "ops/engine.h"
 #include "ops/operation.h"
 #include "phalanx/cuda.h"
 #include "symm/symm.h"
@@ -35,6 +34,7 @@ class Call {
   const Buffers &buffers() const { return buffers_; }
   const Reduction &reduction() const { return reduction_; }
   const CallRecord &record() const { return record_; }
+  int root() const { return record_.root; }  // -1: the collective has none
   Plan plan(phx_work **work) const {
     Net *const net = __builtin_expect(group_->spans_hosts(), 0) ? &net_of(*group_) : nullptr;
     return {group_->lane(options_.channel), group_->tuning(), work == nullptr, net, options_.channel};
@@ -59,6 +59,8 @@ class Call {
     if (traits.root != Root::kNone) this->root(root);
     return *this;
   }
+  // Of this call, which has been checked and has one count for all ranks.
+  Volume volume(const Extent &extent) const;
   // Checks one count for each rank (NULL is an error), sets `total` to their sum, and adds the list to the record: it
   // must be the same on all ranks.
   Call &counts(const size_t *counts, size_t *total);
@@ -74,30 +76,24 @@ class Call {
     buffers_.lists = lists;
     return *this;
   }
-  // Lets later checks accept a block in GPU memory, because kernels will read it.
-  Call &on_stream();
   // Checks that `bytes` at `offset` lie inside the block. Adds the block, the offset and whether the call is in place
   // to the record, so that calls that differ in one of them do not match.
   Call &inside(const Symm &symm, size_t offset, size_t bytes);
-  // Records that the result stays where the inputs lie; it does not match the calls of ranks that want it elsewhere.
-  Call &stays();
   // Records where the results lie; calls whose results lie elsewhere do not match.
   Call &gives_at(uint64_t place);
   // Whether the buffers are ordinary GPU memory.
   bool on_gpu() const { return gpu_.device.type == PHX_DEVICE_CUDA; }
   // A copy of this call on other buffers, for a kernel. The ranks' records have been compared already.
   Call on(const char *in, char *out) const;
-  // Sets where the inputs lie, if that may differ between ranks. NULL: they lie at the same place on all ranks.
-  Call &finds(const cuda::Inputs *inputs);
-  const cuda::Inputs *inputs() const { return inputs_; }
-  // The same with the kind, buffers and reduction of one part of this list.
+  // The same with the kind, buffers, reduction and root of one part of this list.
   Call one_of(const CoalescedCall &part) const;
   // The record to compare with the other ranks' calls before a kernel runs; NULL: it has been compared.
   const CallRecord *uncompared() const { return compared_ ? nullptr : &record_; }
   // Adds the resolved algorithm to the record: calls of ranks that chose another one do not match.
   Call &chose(int32_t algo);
   Call &coalesces(const std::vector<CoalescedCall> &calls);
-  Call &refuse(phx_status status) { return set(status); }  // the status of this thread's last error
+  // Refuses the call, with the status of this thread's last error.
+  phx_status refuse(phx_status status) { return set(status).status(); }
 
   Engine &engine() const { return collectives_of(*group_).engine(options_.channel); }
   phx_status issue(OperationPtr operation, phx_work **work);
@@ -120,9 +116,7 @@ class Call {
   Buffers buffers_;
   Reduction reduction_;
   CallRecord record_;
-  bool on_stream_ = false;
   bool compared_ = false;
-  const cuda::Inputs *inputs_ = nullptr;
   phx_status status_ = PHX_OK;
 };
 

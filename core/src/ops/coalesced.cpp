@@ -7,9 +7,8 @@
 
 #include <algorithm>
 
+#include "base/error.h"
 #include "base/shared_memory.h"
-#include "group/lane.h"
-#include "net/net.h"
 
 namespace phx {
 namespace {
@@ -23,88 +22,26 @@ bool same_reduction(const CoalescedCall &a, const CoalescedCall &b) {
   return a.record.dtype == b.record.dtype && a.record.op == b.record.op && a.record.aux == b.record.aux;
 }
 
-// Several all_reduce calls as one, on a buffer that holds all their inputs.
-class Fused final : public Operation {
- public:
-  Fused(const Plan &plan, std::vector<CoalescedCall> calls) : Operation({}, 0), calls_(std::move(calls)) {
-    size_t count = 0;
-    for (const CoalescedCall &call : calls_) count += call.buffers.count;
-    const size_t item = calls_[0].buffers.item;
-    buffer_.reset(new char[count * item]);  // not zeroed
-    char *to = buffer_.get();
-    for (const CoalescedCall &call : calls_) {
-      copy_bytes(to, call.buffers.in, call.buffers.count * item);
-      to += call.buffers.count * item;
-    }
-    inner_ =
-        make_operation(Kind::kAllReduce, plan, {buffer_.get(), buffer_.get(), count, item}, calls_[0].reduction, -1);
-    rounds = inner_->rounds;
-    reach = inner_->reach;
-    net = inner_->net;
-  }
-
-  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    inner_->first_epoch = first_epoch;
-    inner_->first_call = first_call;
-    inner_->sequence = sequence;
-    inner_->record = record;
-    inner_->put(lane, round, epoch);
-  }
-  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    const phx_status status = inner_->take(lane, round, epoch);
-    if (status == PHX_OK && round + 1 == rounds && net == nullptr) deliver();
-    return status;
-  }
-  phx_status go_on(const Lane &lane, uint32_t round) override {
-    const phx_status status = inner_->go_on(lane, round);
-    if (status == PHX_OK && round == rounds) deliver();
-    return status;
-  }
-  phx_status compare() override { return inner_->compare(); }
-  std::vector<int> late() const override { return inner_->late(); }
-  uint64_t done_after(uint64_t epoch) const override { return inner_->done_after(epoch); }
-  bool exclusive() const override { return inner_->exclusive(); }
-  bool takes_input_at_once() const override { return true; }
-
- private:
-  void deliver() const {
-    const char *from = buffer_.get();
-    for (const CoalescedCall &call : calls_) {
-      const size_t bytes = call.buffers.count * call.buffers.item;
-      copy_bytes(call.buffers.out, from, bytes);
-      from += bytes;
-    }
-  }
-
-  const std::vector<CoalescedCall> calls_;
-  std::unique_ptr<char[]> buffer_;
-  OperationPtr inner_;
-};
-
 // How many bytes of a slot a call needs on every rank.
-size_t packed_bytes(const CoalescedCall &call, int n) {
-  const size_t parts = parts_on(traits_of(call.kind).in, static_cast<size_t>(n), true);
-  return round_up(call.buffers.count * call.buffers.item * parts, kPackedAlign);
-}
+size_t packed_bytes(const CoalescedCall &call) { return round_up(call.volume.largest, kPackedAlign); }
 
 // Small calls side by side in one slot.
 class Packed final : public Operation {
  public:
-  Packed(std::vector<CoalescedCall> calls, const Lane &lane)
-      : Operation({}, 0), n_(lane.group_size()), self_(lane.group_rank()), calls_(std::move(calls)) {
+  explicit Packed(std::vector<CoalescedCall> calls) : Operation({}, 0), calls_(std::move(calls)) {
     size_t at = 0;
     for (const CoalescedCall &call : calls_) {
       places_.push_back(at);
-      at += packed_bytes(call, n_);
+      at += packed_bytes(call);
     }
     reach = at;
   }
 
-  void keep_input(size_t) override { keep_inputs(&calls_, n_, self_, SIZE_MAX, &kept_); }  // small by construction
+  void keep_input(size_t) override { keep_inputs(&calls_, SIZE_MAX, &kept_); }  // small by construction
 
   void put(const Lane &lane, uint32_t, uint64_t epoch) override {
     for (size_t i = 0; i < calls_.size(); ++i)
-      put_bytes(lane.data(self_, epoch) + places_[i], calls_[i].buffers.in, input_bytes(calls_[i], n_, self_));
+      put_bytes(lane.data(lane.group_rank(), epoch) + places_[i], calls_[i].buffers.in, calls_[i].volume.in);
   }
 
   phx_status take(const Lane &lane, uint32_t, uint64_t epoch) override {
@@ -114,120 +51,125 @@ class Packed final : public Operation {
 
  private:
   static void take_call(const Lane &lane, uint64_t epoch, const CoalescedCall &call, size_t place) {
+    if (call.volume.out == 0) return;
+    const CollectiveTraits &traits = traits_of(call.kind());
     const int n = lane.group_size();
-    const int self = lane.group_rank();
-    const size_t bytes = call.buffers.count * call.buffers.item;
-    const auto slot = [&](int of) { return lane.data(of, epoch) + place; };
-    char *out = call.buffers.out;
-    switch (call.kind) {
-      case Kind::kReduceScatter: reduce(lane, call, place + self * bytes, epoch); return;
-      case Kind::kReduce:
-        if (self == call.root) reduce(lane, call, place, epoch);
-        return;
-      case Kind::kGather:
-        if (self != call.root) return;
-        [[fallthrough]];
-      case Kind::kAllGather:
-        for (int i = 0; i < n; ++i) copy_bytes(out + i * bytes, slot(i), bytes);
-        return;
-      case Kind::kAllToAll:
-        for (int i = 0; i < n; ++i) copy_bytes(out + i * bytes, slot(i) + self * bytes, bytes);
-        return;
-      case Kind::kScatter: copy_bytes(out, slot(call.root) + self * bytes, bytes); return;
-      case Kind::kBroadcast:
-        if (self != call.root) copy_bytes(out, slot(call.root), bytes);
-        return;
-      default: return;
-    }
-  }
-
-  static void reduce(const Lane &lane, const CoalescedCall &call, size_t place, uint64_t epoch) {
-    const int n = lane.group_size();
+    const size_t bytes = call.buffers.count * call.buffers.item;  // of a block
+    char *const out = call.buffers.out;
+    if (has_blocks(traits.in)) place += lane.group_rank() * bytes;  // to the block for this rank
+    if (traits.root == Root::kGives) return copy_bytes(out, lane.data(call.root(), epoch) + place, bytes);
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch) + place;
-    if (call.buffers.count != 0)
-      call.reduction.fn(call.buffers.out, inputs, n, call.buffers.count, n, call.reduction.scale);
+    if (traits.reduces) return call.reduction.fn(out, inputs, n, call.buffers.count, n, call.reduction.scale);
+    for (int i = 0; i < n; ++i) copy_bytes(out + i * bytes, inputs[i], bytes);
   }
 
-  const int n_;
-  const int self_;
   std::vector<CoalescedCall> calls_;
   std::vector<size_t> places_;
 };
 
+// An operation of a list, and the all_reduces for which it stands if there are several: they share a buffer.
+struct Step {
+  explicit Step(OperationPtr of_one) : operation(std::move(of_one)) {}
+  Step(const Plan &plan, std::vector<CoalescedCall> calls) : fused(std::move(calls)) {
+    size_t count = 0;
+    for (const CoalescedCall &call : fused) count += call.buffers.count;
+    const size_t item = fused[0].buffers.item;
+    buffer.reset(new char[count * item]);  // not zeroed
+    char *to = buffer.get();
+    for (const CoalescedCall &call : fused) {
+      copy_bytes(to, call.buffers.in, call.volume.in);
+      to += call.volume.in;
+    }
+    operation =
+        make_operation(Kind::kAllReduce, plan, {buffer.get(), buffer.get(), count, item}, fused[0].reduction, -1);
+  }
+  // Called when the operation is complete.
+  void deliver() const {
+    const char *from = buffer.get();
+    for (const CoalescedCall &call : fused) {
+      copy_bytes(call.buffers.out, from, call.volume.out);
+      from += call.volume.out;
+    }
+  }
+
+  OperationPtr operation;
+  std::vector<CoalescedCall> fused;
+  std::unique_ptr<char[]> buffer;  // of `fused`
+  uint32_t begin = 0;              // round of the sequence
+};
+
 class Sequence final : public Operation {
  public:
-  explicit Sequence(std::vector<OperationPtr> steps) : Operation({}, 0), steps_(std::move(steps)) {
+  explicit Sequence(std::vector<Step> steps) : Operation({}, 0), steps_(std::move(steps)) {
     rounds = 0;
     reach = 0;
-    for (const OperationPtr &step : steps_) {
-      begins_.push_back(rounds);
-      rounds += step->rounds;
-      reach = std::max(reach, step->reach);
-      net = step->net;
+    for (Step &step : steps_) {
+      step.begin = rounds;
+      rounds += step.operation->rounds;
+      reach = std::max(reach, step.operation->reach);
+      net = step.operation->net;
     }
     calls = static_cast<uint32_t>(steps_.size());
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const size_t i = index(round);
-    if (round == begins_[i]) {
-      steps_[i]->first_epoch = epoch;
-      steps_[i]->first_call = first_call + i;
-      steps_[i]->sequence = sequence;
-      steps_[i]->record = record;
+    Operation &operation = *steps_[i].operation;
+    if (round == steps_[i].begin) {
+      operation.first_epoch = epoch;
+      operation.first_call = first_call + i;
+      operation.sequence = sequence;
+      operation.record = record;
     }
-    steps_[i]->put(lane, round - begins_[i], epoch);
+    operation.put(lane, round - steps_[i].begin, epoch);
   }
   phx_status go_on(const Lane &lane, uint32_t round) override {
     const size_t next = round == rounds ? steps_.size() : index(round);
-    const bool ends = round == rounds || round == begins_[next];  // the step before
-    Operation &step = *steps_[ends ? next - 1 : next];
-    return step.go_on(lane, ends ? step.rounds : round - begins_[next]);
+    const bool ends = round == rounds || round == steps_[next].begin;  // the step before
+    const Step &step = steps_[ends ? next - 1 : next];
+    PHX_TRY(step.operation->go_on(lane, round - step.begin));
+    if (ends) step.deliver();
+    return PHX_OK;
   }
-  phx_status compare() override { return steps_[index(taken)]->compare(); }
+  phx_status compare() override { return steps_[index(taken)].operation->compare(); }
   std::vector<int> late() const override {
-    for (const OperationPtr &step : steps_)
-      if (std::vector<int> ranks = step->late(); !ranks.empty()) return ranks;
+    for (const Step &step : steps_)
+      if (std::vector<int> ranks = step.operation->late(); !ranks.empty()) return ranks;
     return {};
   }
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    const size_t i = index(round);
-    return steps_[i]->take(lane, round - begins_[i], epoch);
-  }
-  uint64_t done_after(uint64_t epoch) const override {
-    return steps_[index(static_cast<uint32_t>(epoch - first_epoch))]->done_after(epoch);
+    const Step &step = steps_[index(round)];
+    PHX_TRY(step.operation->take(lane, round - step.begin, epoch));
+    if (round + 1 == step.begin + step.operation->rounds && net == nullptr)
+      step.deliver();  // between hosts go_on completes it
+    return PHX_OK;
   }
   bool exclusive() const override {
-    return std::any_of(steps_.begin(), steps_.end(), [](const OperationPtr &step) { return step->exclusive(); });
+    return std::any_of(steps_.begin(), steps_.end(), [](const Step &step) { return step.operation->exclusive(); });
   }
-  bool takes_input_at_once() const override { return steps_.size() == 1 && steps_[0]->takes_input_at_once(); }
+  bool takes_input_at_once() const override {
+    return steps_.size() == 1 && (!steps_[0].fused.empty() || steps_[0].operation->takes_input_at_once());
+  }
   void keep_input(size_t limit) override {
-    for (const OperationPtr &step : steps_) step->keep_input(limit);
+    for (const Step &step : steps_)
+      if (step.fused.empty()) step.operation->keep_input(limit);
   }
 
  private:
   size_t index(uint32_t round) const {
-    return static_cast<size_t>(std::upper_bound(begins_.begin(), begins_.end(), round) - begins_.begin()) - 1;
+    const auto after = std::upper_bound(steps_.begin(), steps_.end(), round,
+                                        [](uint32_t at, const Step &step) { return at < step.begin; });
+    return static_cast<size_t>(after - steps_.begin()) - 1;
   }
 
-  const std::vector<OperationPtr> steps_;
-  std::vector<uint32_t> begins_;
+  std::vector<Step> steps_;
 };
 
 }  // namespace
 
-size_t input_bytes(const CoalescedCall &call, int n, int self) {
-  const bool is_root = self == call.root;
-  if (call.kind == Kind::kBroadcast && !is_root) return 0;  // on the other ranks the buffer is the output
-  return call.buffers.count * call.buffers.item * parts_on(traits_of(call.kind).in, static_cast<size_t>(n), is_root);
-}
-
-void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limit, std::vector<char> *copies) {
-  const auto kept_bytes = [&](const CoalescedCall &call) {
-    const size_t bytes = input_bytes(call, n, self);
-    return bytes <= limit ? bytes : 0;
-  };
+void keep_inputs(std::vector<CoalescedCall> *calls, size_t limit, std::vector<char> *copies) {
+  const auto kept_bytes = [&](const CoalescedCall &call) { return call.volume.in <= limit ? call.volume.in : 0; };
   size_t total = 0;
   for (const CoalescedCall &call : *calls) total += kept_bytes(call);
   copies->resize(total);
@@ -242,23 +184,22 @@ void keep_inputs(std::vector<CoalescedCall> *calls, int n, int self, size_t limi
 }
 
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls) {
-  const int n = plan.net == nullptr ? plan.lane.group_size() : plan.net->group().size();
   struct Set {
     std::vector<CoalescedCall> calls;
     size_t bytes = 0;
   };
-  std::vector<OperationPtr> steps;
+  std::vector<Step> steps;
   std::vector<Set> fused;
   std::vector<CoalescedCall> packed;
   size_t filled = 0;
   const auto flush = [&] {
-    if (!packed.empty()) steps.push_back(std::make_unique<Packed>(std::move(packed), plan.lane));
+    if (!packed.empty()) steps.emplace_back(std::make_unique<Packed>(std::move(packed)));
     packed.clear();
     filled = 0;
   };
   for (const CoalescedCall &call : calls) {
-    const size_t bytes = packed_bytes(call, n);
-    if (call.kind == Kind::kAllReduce && bytes <= kFusedBytes) {
+    const size_t bytes = packed_bytes(call);
+    if (call.kind() == Kind::kAllReduce && bytes <= kFusedBytes) {
       const auto fits = [&](const Set &set) {
         return set.bytes + bytes <= kFusedTotal && same_reduction(set.calls[0], call);
       };
@@ -266,21 +207,22 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
       if (set == fused.end()) set = fused.emplace(fused.end());
       set->calls.push_back(call);
       set->bytes += bytes;
-    } else if (plan.net == nullptr && call.kind != Kind::kAllReduce &&
+    } else if (plan.net == nullptr && call.kind() != Kind::kAllReduce &&
                bytes <= std::min<size_t>(plan.chunk_bytes(), kPackedBytes)) {
       if (filled + bytes > plan.chunk_bytes()) flush();
       packed.push_back(call);
       filled += bytes;
     } else {
-      steps.push_back(make_operation(call.kind, plan, call.buffers, call.reduction, call.root));
+      steps.emplace_back(make_operation(call.kind(), plan, call.buffers, call.reduction, call.root()));
     }
   }
   flush();
   for (Set &set : fused)
-    steps.push_back(set.calls.size() == 1
-                        ? make_operation(Kind::kAllReduce, plan, set.calls[0].buffers, set.calls[0].reduction, -1)
-                        : std::make_unique<Fused>(plan, std::move(set.calls)));
-  if (steps.empty()) steps.push_back(make_operation(Kind::kBarrier, plan, {}, {}, -1));
+    if (set.calls.size() == 1)
+      steps.emplace_back(make_operation(Kind::kAllReduce, plan, set.calls[0].buffers, set.calls[0].reduction, -1));
+    else
+      steps.emplace_back(plan, std::move(set.calls));
+  if (steps.empty()) steps.emplace_back(make_operation(Kind::kBarrier, plan, {}, {}, -1));
   return std::make_unique<Sequence>(std::move(steps));
 }
 

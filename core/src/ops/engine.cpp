@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "base/failpoint.h"
-#include "group/group.h"
 #include "net/net.h"
 
 namespace phx {
@@ -16,6 +15,18 @@ namespace {
 constexpr int64_t kTurnAfterMs = 1000;
 
 const char *name_of(const Operation &operation) { return phx::name_of(operation.record); }
+
+// Published in place of a call that this rank refused, so that ranks that make the call see that theirs differs.
+class Refusal final : public Operation {
+ public:
+  explicit Refusal(const char *why) : Operation({}, 0), why_(why) {}
+  void put(const Lane &lane, uint32_t, uint64_t epoch) override {
+    copy_text(lane.data(lane.group_rank(), epoch), lane.slot_bytes(), why_.c_str());
+  }
+
+ private:
+  const std::string why_;
+};
 
 }  // namespace
 
@@ -74,9 +85,13 @@ std::string Engine::LateText::operator()() const {
 // rank has a free slot.
 bool Engine::has_room() const {
   if (pending_.empty()) return true;
-  const Operation &oldest = pending_.front()->operation();
   const Operation &newest = pending_.back()->operation();
-  if (newest.published != newest.rounds || newest.exclusive()) return false;
+  return newest.published == newest.rounds && !newest.exclusive() && has_free_slot();
+}
+
+// Whether this rank has a free slot. Precondition: an operation is pending, and it has been published.
+bool Engine::has_free_slot() const {
+  const Operation &oldest = pending_.front()->operation();
   return lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
 }
 
@@ -104,10 +119,8 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
     return raise(room, operation, operation.published, deadline);
   PHX_FAILPOINT(name_of(operation), 2);
   operation.put(*lane_, operation.published, epoch);
-  uint64_t done = epoch - 1;  // all earlier epochs have been taken, with two exceptions:
-  if (operation.published > 0) {
-    done = operation.done_after(epoch - 1);
-  } else if (!pending_.empty()) {
+  uint64_t done = epoch - 1;  // all earlier epochs have been taken, unless older operations are not complete:
+  if (operation.published == 0 && !pending_.empty()) {
     const Operation &oldest = pending_.front()->operation();
     done = oldest.first_epoch + oldest.taken - 1;
   }
@@ -124,10 +137,8 @@ phx_status Engine::publish_queued(LazyDeadline &deadline) {
     Operation &operation = pending_[i]->operation();
     if (operation.published == operation.rounds) continue;
     if (operation.published > 0) return PHX_OK;  // its next round is not due yet, and nothing may overtake it
-    const Operation &oldest = pending_.front()->operation();
-    if (i > 0 && pending_[i - 1]->operation().exclusive()) return PHX_OK;
-    const bool slot_free = i == 0 || lane_->last_epoch() + 2 - (oldest.first_epoch + oldest.taken) < kSlots;
-    if (!slot_free || lane_->reserve_would_block()) return PHX_OK;
+    if (i > 0 && (pending_[i - 1]->operation().exclusive() || !has_free_slot())) return PHX_OK;
+    if (lane_->reserve_would_block()) return PHX_OK;
     const phx_status status = publish(operation, deadline);
     if (status != PHX_OK || operation.published != operation.rounds) return status;  // nothing may overtake its rounds
   }
@@ -140,9 +151,7 @@ phx_status Engine::publish_queued(LazyDeadline &deadline) {
 phx_status Engine::use_places(Operation &operation, uint64_t epoch, LazyDeadline &deadline, bool may_block) {
   const InputLocation place = std::exchange(operation.place, {});
   const bool from_places = operation.takes_from_places(*lane_, epoch);
-  if (!lane_->holds(operation.reach)) {  // takes_from_places may have raised `reach`
-    PHX_TRY(hold(operation));
-  }
+  if (!lane_->holds(operation.reach)) PHX_TRY(hold(operation));  // takes_from_places may have raised `reach`
   if (from_places) return PHX_OK;
   if (place.leaves_slot_empty()) {
     PHX_FAILPOINT("places", 1);
@@ -199,17 +208,14 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
     }
     const uint64_t epoch = operation.first_epoch + operation.taken;
     if (operation.net != nullptr && operation.taken != 0)
-      if (const phx_status status = compare_before(epoch, operation, deadline, may_block); status != PHX_OK)
-        return status;
+      PHX_TRY(compare_before(epoch, operation, deadline, may_block));
     if (!may_block && lane_->await_would_block(epoch)) return PHX_IN_PROGRESS;
     const AwaitResult all = lane_->await(epoch, operation.record, deadline);
     if (!all) return raise(all, operation, operation.taken, deadline);
     PHX_FAILPOINT(name_of(operation), 5);
-    phx_status status = PHX_OK;
     if (operation.taken == 0 && (!all.staged() || operation.place.key != 0))
-      status = use_places(operation, epoch, deadline, may_block);
-    if (status == PHX_OK) status = operation.take(*lane_, operation.taken, epoch);
-    if (status != PHX_OK) return status;
+      PHX_TRY(use_places(operation, epoch, deadline, may_block));
+    PHX_TRY(operation.take(*lane_, operation.taken, epoch));
     ++operation.taken;
   }
   if (operation.net != nullptr) PHX_TRY(await_transfers(operation, deadline, may_block));
@@ -219,18 +225,15 @@ phx_status Engine::advance(Operation &operation, LazyDeadline &deadline, bool ma
   return PHX_OK;
 }
 
-void Engine::settle_front(phx_status status) {
+phx_status Engine::complete_front(LazyDeadline &deadline, bool may_block) {
+  const phx_status status = advance(pending_.front()->operation(), deadline, may_block);
+  if (status == PHX_IN_PROGRESS) return status;
   const CollectiveWorkRef work = std::move(pending_.front());
   pending_.pop_front();
   if (pending_.empty()) group_->world().progress().ended(*this);
   lane_->history().end(work->operation().sequence, status);
   work->operation().end();
   work->settle(status);
-}
-
-phx_status Engine::complete_front(LazyDeadline &deadline, bool may_block) {
-  const phx_status status = advance(pending_.front()->operation(), deadline, may_block);
-  if (status != PHX_IN_PROGRESS) settle_front(status);
   return status;
 }
 
@@ -244,9 +247,7 @@ phx_status Engine::begin(Operation &operation) {
   sequence_.store(operation.sequence, std::memory_order_relaxed);
   number(operation);
   if (!group_->failed()) {
-    if (!lane_->holds(operation.reach)) {
-      PHX_TRY(hold(operation));
-    }
+    if (!lane_->holds(operation.reach)) PHX_TRY(hold(operation));
     lane_->history().begin(operation.sequence, operation.record);
     PHX_FAILPOINT(name_of(operation), 1);
     return PHX_OK;
@@ -259,9 +260,8 @@ phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
   LazyDeadline until = deadline(timeout_ms);
   Turn turn(mutex_, std::defer_lock);
   if (!take_turn(turn, until)) return raise_turn(name_of(operation), until, true);
-  phx_status status = begin(operation);
-  if (status != PHX_OK) return status;
-  status = run_in_turn(operation, until);
+  PHX_TRY(begin(operation));
+  const phx_status status = run_in_turn(operation, until);
   lane_->history().end(operation.sequence, status);
   return status;
 }
@@ -274,8 +274,7 @@ phx_status Engine::run_in_turn(Operation &operation, LazyDeadline &until) {
     if (status == PHX_OK) status = publish_queued(until);
     if (status != PHX_OK && group_->failed()) return status;
   }
-  status = publish(operation, until);
-  if (status != PHX_OK) return status;
+  PHX_TRY(publish(operation, until));
   while (!pending_.empty()) {
     status = complete_front(until, true);
     if (status != PHX_OK && group_->failed()) return status;
@@ -292,15 +291,12 @@ phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_m
   if (!take_turn(turn, until)) return raise_turn(name_of(started), until, true);
   // A refusal takes an epoch of the lane, but it is not a collective that was issued: it gets no sequence number and no
   // entry in the history.
-  phx_status status = PHX_OK;
   if (kind_of(started.record) == Kind::kRefused)
     number(started);
   else
-    status = begin(started);
-  if (status != PHX_OK) return status;
+    PHX_TRY(begin(started));
   if (has_room() && !lane_->reserve_would_block()) {
-    status = publish(started, none);
-    if (status != PHX_OK) {
+    if (const phx_status status = publish(started, none); status != PHX_OK) {
       lane_->history().end(started.sequence, status);
       return status;
     }
@@ -351,6 +347,42 @@ bool Engine::advance_pending() {
   publish_queued(none);
   complete_front(none, false);
   return front->complete() || steps() != before;
+}
+
+// ---- the engines of a group
+
+Collectives::Collectives(Group &group) : group_(group) {
+  for (uint32_t i = 0; i < group.channels(); ++i) engines_.push_back(std::make_unique<Engine>(&group, &group.lane(i)));
+}
+
+void Collectives::open(const std::vector<char *> &) {
+  for (const auto &engine : engines_) engine->begin_at(group_.first_count());
+}
+
+std::vector<ProgressSource *> Collectives::progress_sources() {
+  std::vector<ProgressSource *> sources;
+  for (const auto &engine : engines_) sources.push_back(engine.get());
+  return sources;
+}
+
+// Skips channels that were never used: they have no waiters, and waking would touch their memory. A thread that uses
+// one for the first time at this moment sees the interruption after a slice of its sleep.
+void Collectives::on_failed() {
+  for (uint32_t i = 0; i < group_.channels(); ++i)
+    if (engines_[i]->sequence() != 0) group_.lane(i).wake_waiters();
+}
+
+phx_status Collectives::refuse(uint32_t channel) {
+  const KeptError error;
+  WorkRef work;
+  OperationPtr refusal = std::make_unique<Refusal>(error.info().text);
+  if (group_.spans_hosts()) {
+    const Plan plan{group_.lane(channel), group_.tuning(), false, &net_of(group_), channel};
+    refusal = make_between_hosts(Kind::kRefused, plan, {}, {}, -1, error.info().text);
+  }
+  refusal->record.operation = static_cast<uint8_t>(Kind::kRefused);
+  if (group_.may_refuse()) engines_[channel]->start(std::move(refusal), group_.world().default_timeout_ms(), &work);
+  return error.info().status;
 }
 
 }  // namespace phx

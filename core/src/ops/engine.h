@@ -1,14 +1,16 @@
-// Runs the operations of one channel: one after another through its lane, blocking or split into start and wait.
+// The collectives of one group: an engine for each of its channels. It runs the operations of the channel one after
+// another through its lane, blocking or split into start and wait.
 #pragma once
 
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "base/error.h"
 #include "base/progress.h"
 #include "base/wait.h"
-#include "group/lane.h"
+#include "group/group.h"
 #include "group/work.h"
 #include "ops/operation.h"
 
@@ -54,6 +56,7 @@ class Engine final : public ProgressSource {
   void number(Operation &operation);
   phx_status run_in_turn(Operation &operation, LazyDeadline &until);
   bool has_room() const;
+  bool has_free_slot() const;
   phx_status publish(Operation &operation, LazyDeadline &deadline);
   phx_status hold(const Operation &operation);
   phx_status publish_queued(LazyDeadline &deadline);
@@ -62,7 +65,6 @@ class Engine final : public ProgressSource {
   phx_status complete_front(LazyDeadline &deadline, bool may_block);
   phx_status await_transfers(Operation &operation, LazyDeadline &deadline, bool may_block);
   phx_status compare_before(uint64_t epoch, Operation &operation, LazyDeadline &deadline, bool may_block);
-  void settle_front(phx_status status);
   phx_status raise(const AwaitResult &result, const Operation &operation, uint32_t round, const LazyDeadline &deadline);
   LazyDeadline deadline(int64_t timeout_ms);
   phx_status raise_turn(const char *operation, const LazyDeadline &deadline, bool revokes);
@@ -81,5 +83,25 @@ class Engine final : public ProgressSource {
   std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> zero_copies_{0};   // calls whose inputs were read where they lie
 };
+
+class Collectives final : public Attachment {
+ public:
+  static constexpr AttachmentKind kKind = AttachmentKind::kCollectives;
+  explicit Collectives(Group &group);
+
+  Engine &engine(uint32_t channel) { return *engines_[channel]; }
+  // Publishes this thread's last error in place of a collective of that channel, and returns its status.
+  phx_status refuse(uint32_t channel);
+
+  void open(const std::vector<char *> &areas) override;
+  std::vector<ProgressSource *> progress_sources() override;
+  void on_failed() override;
+
+ private:
+  Group &group_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+inline Collectives &collectives_of(const Group &group) { return group.attached<Collectives>(); }
 
 }  // namespace phx

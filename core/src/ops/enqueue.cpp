@@ -1,13 +1,11 @@
 #include "ops/enqueue.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 
 #include "base/error.h"
 #include "gpu/gpu_group.h"
 #include "gpu/gpu_symm.h"
-#include "ops/multimem.h"
 #include "symm/table.h"
 
 namespace phx {
@@ -20,12 +18,7 @@ bool is_signed(int32_t dtype) {
   return dtype == PHX_DTYPE_I8 || dtype == PHX_DTYPE_I16 || dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_I64;
 }
 
-// The kernel of core/cuda/collectives.cu for a dtype and op. Pairs that give the same bits share a kernel.
-struct Reducer {
-  int32_t dtype;
-  int32_t op;
-  size_t times;  // how many elements of the kernel are one element of the call
-};
+// The kernel of core/cuda/collectives.cu for a dtype and op.
 Reducer reducer_of(int32_t dtype, int32_t op) {
   if (is_signed(dtype) && op != PHX_OP_AVG && op != PHX_OP_MIN && op != PHX_OP_MAX) return {dtype + 1, op, 1};
   if (dtype == PHX_DTYPE_BOOL)
@@ -55,38 +48,42 @@ std::string name_of(const Reducer &reducer, Form form) {
 // A call that is being put on a stream.
 class Enqueued {
  public:
-  Enqueued(Call &call, Symm &symm, size_t offset, phx_work **work) : call_(call), symm_(symm) {
+  Enqueued(Call &call, Symm &symm, size_t offset, const cuda::Inputs *inputs, phx_work **work)
+      : call_(call), symm_(symm) {
     if (work != nullptr)
-      refuse(fail(PHX_ERR_UNSUPPORTED, call.name(), "work must be NULL for GPU memory; wait for the stream instead"));
+      call.refuse(
+          fail(PHX_ERR_UNSUPPORTED, call.name(), "work must be NULL for GPU memory; wait for the stream instead"));
     const Buffers &buffers = call.buffers();
     launch_.offset = offset;
     launch_.in = buffers.in;
     launch_.out = buffers.out;
     launch_.count = buffers.count;
     launch_.item = buffers.item;
+    launch_.root = call.root();
     launch_.channel = gpu_symm_of(symm)->own_channel();
     launch_.divisor = call.group_size();
     launch_.scale = call.reduction().scale;
-    if (call.inputs() != nullptr) launch_.inputs = *call.inputs();
+    if (inputs != nullptr) launch_.inputs = *inputs;
   }
 
-  cuda::Launch &launch() { return launch_; }
-  // Checks that the GPU can reach `out`, to which the kernel writes `elements`: 0 if this rank gets no result.
-  void check_out(size_t elements) {
+  // Checks that the GPU can reach `out`, if this rank gets a result.
+  void check_out(bool gets_result) {
     const Buffers &buffers = call_.buffers();
-    if (call_.ok() && elements != 0 && buffers.out != buffers.in && !gpu_symm_of(symm_)->reaches(buffers.out))
-      refuse(fail(PHX_ERR_INVALID, call_.name(),
-                  "out is not memory that this GPU can reach; allocate it on the GPU of the symmetric memory"));
+    if (call_.ok() && gets_result && buffers.out != buffers.in && !gpu_symm_of(symm_)->reaches(buffers.out))
+      call_.refuse(fail(PHX_ERR_INVALID, call_.name(),
+                        "out is not memory that this GPU can reach; allocate it on the GPU of the symmetric memory"));
   }
-  const cuda::Lists *lists(const size_t *in_counts, const size_t *out_counts) {
+  // The counts of the call. If it has one list, that is the list of inputs and of outputs.
+  const cuda::Lists *lists() {
+    const size_t *in = call_.buffers().lists->in_counts, *out = call_.buffers().lists->out_counts;
     const int n = call_.group_size();
     if (n > cuda::kMostListed)
-      refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(),
-                  "at most %d ranks of a group may use GPU memory, and this group has %d", cuda::kMostListed, n));
+      call_.refuse(fail(PHX_ERR_UNSUPPORTED, call_.name(),
+                        "at most %d ranks of a group may use GPU memory, and this group has %d", cuda::kMostListed, n));
     else
       for (int i = 0; i < n; ++i) {
-        lists_.in[i] = in_counts[i];
-        lists_.out[i] = out_counts[i];
+        lists_.in[i] = (in != nullptr ? in : out)[i];
+        lists_.out[i] = (out != nullptr ? out : in)[i];
       }
     return &lists_;
   }
@@ -116,10 +113,11 @@ class Enqueued {
   phx_status run_by_packs(const std::string &kernel, size_t bytes) {
     return put(bytes == 0 ? "" : kernel, call_.uncompared(), bytes, nullptr);
   }
+  phx_status run_barrier() { return put(kBarrier, call_.uncompared(), 0, nullptr); }
   // all_gather by the GPU's copy engines, between two barriers: every input is ready after the first, and no rank goes
   // on before the second.
   phx_status gather_by_copies(size_t bytes) {
-    phx_status status = put(kBarrier, call_.uncompared(), 0, nullptr);
+    phx_status status = run_barrier();
     const int n = call_.group_size(), self = symm_.group_rank();
     for (int i = 0; i < n && status == PHX_OK; ++i) {
       const int from = (self + i) % n;
@@ -136,7 +134,6 @@ class Enqueued {
     return phx::launch(symm_, call_.name(), kernel, launch_, record, call_.timeout_ms(), bytes, lists,
                        call_.gpu().stream);
   }
-  void refuse(phx_status status) { call_.refuse(status); }
 
   Call &call_;
   Symm &symm_;
@@ -144,14 +141,11 @@ class Enqueued {
   cuda::Lists lists_{};
 };
 
-// Whether copy engines make this all_gather. The host must then know where the inputs of the other ranks lie.
+// Whether copy engines make this all_gather.
 bool is_copied(const Call &call) {
   const size_t bytes = call.buffers().count * call.buffers().item * static_cast<size_t>(call.group_size());
-  return call.inputs() == nullptr && call.options().algo == PHX_ALGO_AUTO && bytes != 0 &&
-         bytes >= gpu_of(call.group()).tuning().copy_bytes;
+  return call.options().algo == PHX_ALGO_AUTO && bytes != 0 && bytes >= gpu_of(call.group()).tuning().copy_bytes;
 }
-
-size_t sum_before(const size_t *counts, int rank) { return std::accumulate(counts, counts + rank, size_t{0}); }
 
 }  // namespace
 
@@ -163,59 +157,46 @@ bool fits_lines(const Call &call, const Symm &symm) {
              std::min<size_t>(gpu_symm_of(symm)->line_bytes(), gpu_of(call.group()).tuning().line_bytes);
 }
 
-phx_status enqueue(Call &call, Symm &symm, size_t offset, int root, phx_work **work) {
+phx_status enqueue(Call &call, Symm &symm, size_t offset, const cuda::Inputs *inputs, phx_work **work) {
   const Buffers &buffers = call.buffers();
-  const size_t n = call.group_size(), self = symm.group_rank(), bytes = buffers.count * buffers.item;
-  Enqueued enqueued(call, symm, offset, work);
-  enqueued.launch().root = root;
-  const bool only_root = call.kind() == Kind::kReduce || call.kind() == Kind::kGather;
-  enqueued.check_out(only_root && root != symm.group_rank() ? 0 : buffers.count);
-  const MultimemWay multimem = choose_multimem(call, symm, offset);
-  if (!multimem.kernel.empty())
-    return enqueued.run(multimem, call.kind() == Kind::kReduceScatter ? buffers.count * self : 0);
-  switch (call.kind()) {
+  const Kind kind = call.kind();
+  const int size = call.group_size(), self = symm.group_rank();
+  const size_t n = size, bytes = buffers.count * buffers.item;
+  const Blocks in = input_blocks(buffers, size), out = output_blocks(buffers, size);
+  const bool listed = buffers.lists != nullptr;
+  if (listed) refuse_multimem(call);
+  Enqueued enqueued(call, symm, offset, inputs, work);
+  enqueued.check_out(parts_on(traits_of(kind).out, n, self == call.root()) != 0 && out.total() != 0);
+  if (!listed && kind != Kind::kBarrier)
+    if (const MultimemWay multimem = choose_multimem(call, symm, offset); !multimem.kernel.empty())
+      return enqueued.run(multimem, kind == Kind::kReduceScatter ? in.start(self) : 0);
+  switch (kind) {
+    case Kind::kBarrier: return enqueued.run_barrier();
     case Kind::kAllReduce: {
       if (fits_lines(call, symm))
         return enqueued.run_by_packs(enqueued.reduce_kernel(0, Form::kLowLatency), 2 * bytes);  // 8 bytes per thread
       if (buffers.in != buffers.out) return enqueued.run(enqueued.reduce_kernel(0), bytes);
       return enqueued.run(enqueued.reduce_kernel(0, Form::kInPlace), (bytes + n - 1) / n);
     }
-    case Kind::kReduceScatter: return enqueued.run(enqueued.reduce_kernel(buffers.count * self), bytes);
+    case Kind::kReduceScatter:
+    case Kind::kReduceScatterV:
+      return enqueued.run(enqueued.reduce_kernel(in.start(self)), in.largest() * buffers.item);
     case Kind::kReduce: return enqueued.run(enqueued.reduce_kernel(0), bytes);
-    case Kind::kAllGather:
-      if (is_copied(call)) return enqueued.gather_by_copies(bytes);
+    case Kind::kAllGather:  // for copies the host must know where the inputs of the other ranks lie
+      if (inputs == nullptr && is_copied(call)) return enqueued.gather_by_copies(bytes);
       [[fallthrough]];
     case Kind::kGather: return enqueued.run("phx_gpu_all_gather", bytes);
+    case Kind::kAllGatherV: return enqueued.run("phx_gpu_all_gather_v", out.largest() * buffers.item, enqueued.lists());
     case Kind::kAllToAll: return enqueued.run("phx_gpu_all_to_all", bytes);
+    case Kind::kAllToAllV:  // no rank knows all sizes, so the grid is as large as it may be
+      return enqueued.run(call.symmetric() ? "phx_gpu_all_to_all_v" : "phx_gpu_all_to_all_v_slots", SIZE_MAX,
+                          enqueued.lists());
     case Kind::kBroadcast:  // on ordinary memory it is out of place
       return enqueued.run(call.symmetric() ? "phx_gpu_broadcast" : "phx_gpu_fetch", bytes);
     case Kind::kScatter: return enqueued.run("phx_gpu_scatter", bytes);
     default:
-      return call
-          .refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
-                       "this library has no GPU kernel for this call; copy the data to the host"))
-          .status();
-  }
-}
-
-phx_status enqueue_v(Call &call, Symm &symm, size_t offset, const size_t *in_counts, const size_t *out_counts,
-                     phx_work **work) {
-  const int n = call.group_size(), self = symm.group_rank();
-  const size_t item = call.buffers().item, most = *std::max_element(in_counts, in_counts + n);
-  refuse_multimem(call);
-  Enqueued enqueued(call, symm, offset, work);
-  switch (call.kind()) {
-    case Kind::kAllGatherV:
-      enqueued.check_out(sum_before(out_counts, n));
-      return enqueued.run("phx_gpu_all_gather_v", most * item, enqueued.lists(in_counts, out_counts));
-    case Kind::kReduceScatterV:
-      enqueued.check_out(in_counts[self]);
-      enqueued.launch().count = in_counts[self];
-      return enqueued.run(enqueued.reduce_kernel(sum_before(in_counts, self)), most * item);
-    default:  // all_to_all_v: no rank knows all sizes, so the grid is as large as it may be
-      enqueued.check_out(sum_before(out_counts, n));
-      return enqueued.run(call.symmetric() ? "phx_gpu_all_to_all_v" : "phx_gpu_all_to_all_v_slots", SIZE_MAX,
-                          enqueued.lists(in_counts, out_counts));
+      return call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
+                              "this library has no GPU kernel for this call; copy the data to the host"));
   }
 }
 

@@ -4,12 +4,11 @@
 // into its own slot. Rank j takes it and leaves the second half of its chunk for i in the same lines. Rank i takes that
 // and leaves the first half of the chunk after the next one. So a line is fetched once for every half that it carries,
 // and never only to gain the right to write it (see kernels/copy.cpp). The other halves pass through the slot of j
-// in the same way at the same time. As in two_shot.cpp, there is one barrier more than chunks, and two areas alternate.
+// in the same way at the same time. As in reduce.cpp, there is one barrier more than chunks, and two areas alternate.
 #include "ops/areas.h"
 
 #include <algorithm>
 
-#include "group/lane.h"
 #include "ops/bypass.h"
 
 namespace phx {
@@ -22,10 +21,8 @@ class Exchange : public ThroughAreas {
     const Bypass::Clock clock(bypass_);
     for (int peer = 0; peer < n_; ++peer) {
       if (peer == self_) continue;
-      const Span span = clip(in_.count(peer), first(round));
-      char *const to = place(lane, round, true, peer);
-      in_.each(peer, span.begin, span.count,
-               [&](const char *at, size_t done, size_t bytes) { put_bytes(to + done, at, bytes); });
+      const Span span = clip(in_.count(peer), first(round), part_);
+      in_.put_to(place(lane, round, true, peer), peer, span.begin, span.count);
     }
   }
 
@@ -41,11 +38,6 @@ class Exchange : public ThroughAreas {
   void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
 
  protected:
-  struct Span {
-    size_t begin;  // elements into a block
-    size_t count;
-  };
-
   // in: the blocks of this rank for the others. `largest`: the elements of the largest block that any rank has for
   // another one, the same on all ranks.
   Exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, BypassUse use,
@@ -63,11 +55,6 @@ class Exchange : public ThroughAreas {
   // The lines that are shared with `peer`, in this rank's slot or in the peer's.
   char *place(const Lane &lane, uint32_t chunk, bool in_own_slot, int peer) const {
     return in_own_slot ? area(lane, self_, chunk, peer) : area(lane, peer, chunk, self_);
-  }
-  // The half chunk of a block of `count` elements; empty beyond its end.
-  Span clip(size_t count, size_t begin) const {
-    const size_t from = std::min(begin, count);
-    return {from, std::min(part_, count - from)};
   }
 
   Blocks in_;
@@ -92,7 +79,7 @@ class ExchangeCopy final : public Exchange {
     for (int i = 1; i < n_; ++i) {
       const int peer = (self_ + i) % n_;
       char *const at = place(lane, chunk, in_own_slot, peer);
-      const Span taken = clip(out_.count(peer), take), left = clip(in_.count(peer), next);
+      const Span taken = clip(out_.count(peer), take, part_), left = clip(in_.count(peer), next, part_);
       const size_t both = std::min(taken.count, left.count);
       out_.each(peer, taken.begin, both, [&](char *to, size_t done, size_t bytes) {
         in_.each(peer, left.begin + elements_of(done, b_.item), elements_of(bytes, b_.item),
@@ -123,7 +110,7 @@ class ExchangeReduce final : public Exchange {
   void keep_own() override {}
 
   void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) override {
-    const Span taken = clip(in_.count(self_), take);
+    const Span taken = clip(in_.count(self_), take, part_);
     // In pieces, so that the lines read for the sum are still in the first-level cache when they are overwritten.
     for (size_t at = 0; at < part_; at += piece_) {
       const size_t summed = at < taken.count ? std::min(piece_, taken.count - at) : 0;
@@ -134,7 +121,7 @@ class ExchangeReduce final : public Exchange {
         reduce_(b_.out + (taken.begin + at) * b_.item, inputs, n_, summed, n_, scale_);
       }
       for (int peer = 0; peer < n_; ++peer) {
-        const Span left = clip(in_.count(peer), next);
+        const Span left = clip(in_.count(peer), next, part_);
         if (peer == self_ || at >= left.count) continue;
         char *const to = place(lane, chunk, in_own_slot, peer) + at * b_.item;
         in_.copy_to(to, peer, left.begin + at, std::min(piece_, left.count - at));

@@ -4,7 +4,6 @@
 // one barrier per chunk, and chunk k+1 is put while peers still read chunk k.
 #include <algorithm>
 
-#include "group/lane.h"
 #include "ops/areas.h"
 #include "ops/bypass.h"
 #include "ops/operation.h"
@@ -56,8 +55,7 @@ class Gather final : public Operation {
   bool reads(int group_rank) const { return reader_ < 0 || reader_ == group_rank; }
   size_t length(int of, uint32_t round) const { return elements_of_round(out_.count(of), chunk_, round); }
   void deliver(int of, uint32_t round, const char *from) const {
-    out_.each(of, round * chunk_, length(of, round),
-              [&](char *to, size_t done, size_t bytes) { deliver_bytes(to, from + done, bytes, bypass_.copy()); });
+    out_.fill(of, round * chunk_, length(of, round), from, bypass_.copy());
   }
 
   const Blocks out_;

@@ -5,7 +5,6 @@
 #include <numeric>
 
 #include "base/error.h"
-#include "group/lane.h"
 
 namespace phx {
 
@@ -77,6 +76,7 @@ class WithHeads final : public Operation {
   WithHeads(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root, const char *why)
       : Operation(buffers, 0),
         kind_(kind),
+        traits_(traits_of(kind)),
         group_(plan.net->group()),
         hosts_(group_.hosts()),
         channel_(plan.channel),
@@ -92,12 +92,12 @@ class WithHeads final : public Operation {
     in_bytes_ = own_bytes(group_.group_rank());
     for (int rank = 0; rank < group_.size(); ++rank) {
       size_t &all = bytes_[hosts_.of(rank)];
-      all = reduces() ? in_bytes_ * reduction_.addends(hosts_.of(rank)) : all + own_bytes(rank);
+      all = traits_.reduces ? in_bytes_ * reduction_.addends(hosts_.of(rank)) : all + own_bytes(rank);
     }
     if (kind == Kind::kRefused) bytes_[hosts_.own()] = std::min(why_.size() + 1, head_room(hosts_));
     size_t total = 0;
     for (const size_t bytes : bytes_) total += bytes;
-    reach = rounds == 1 ? 0 : reduces() ? in_bytes_ : std::max(in_bytes_, total);
+    reach = rounds == 1 ? 0 : traits_.reduces ? in_bytes_ : std::max(in_bytes_, total);
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -123,7 +123,7 @@ class WithHeads final : public Operation {
     if (status != PHX_OK || rounds != 1 || round != 1 || done_) return status;
     done_ = true;
     char *const sums = kind_ == Kind::kAllReduce ? b_.out : heads_.own();
-    if (reduces()) finish(sums);
+    if (traits_.reduces) finish(sums);
     take_result(sums, [&](int host) { return heads_.data(host); });
     return PHX_OK;
   }
@@ -137,23 +137,17 @@ class WithHeads final : public Operation {
   }
 
  private:
-  bool reduces() const { return traits_of(kind_).reduces; }
   // What a rank brings.
   size_t own_bytes(int rank) const {
-    switch (kind_) {
-      case Kind::kAllReduce:
-      case Kind::kReduce: return b_.count * b_.item;
-      case Kind::kReduceScatter:
-      case Kind::kReduceScatterV: return in_.total() * b_.item;
-      case Kind::kBroadcast: return rank == root_ ? b_.count * b_.item : 0;
-      case Kind::kAllGather:
-      case Kind::kAllGatherV: return out_.count(rank) * b_.item;
-      default: return 0;
-    }
+    if (traits_.root == Root::kGives && rank != root_) return 0;
+    const size_t count = traits_.in == Parts::kAll    ? in_.total()
+                         : traits_.out == Parts::kAll ? out_.count(rank)
+                                                      : b_.count;
+    return count * b_.item;
   }
   void put_input(char *to) const {
     if (has_kept_) return put_bytes(to, kept_.data(), in_bytes_);
-    if (kind_ != Kind::kReduceScatter && kind_ != Kind::kReduceScatterV) return put_bytes(to, b_.in, in_bytes_);
+    if (traits_.in != Parts::kAll) return put_bytes(to, b_.in, in_bytes_);
     for (int i = 0; i < group_.size(); ++i) {
       in_.copy_to(to, i, 0, in_.count(i));
       to += in_.count(i) * b_.item;
@@ -165,16 +159,12 @@ class WithHeads final : public Operation {
     char *to = heads_.own();
     if (kind_ == Kind::kRefused) {
       copy_text(to, bytes_[hosts_.own()], why_.c_str());
-    } else if (reduces()) {
+    } else if (traits_.reduces) {
       const void *inputs[kMaxGroupSize];
-      for (int i = 0; i < n; ++i) inputs[i] = rounds == 1 ? nullptr : lane.data(i, epoch);
-      if (rounds == 1 && in_bytes_ != 0) {
-        put_input(to);
-        inputs[0] = to;
-        if (!reduction_.keeps_one()) reduction_.on_host(to, inputs, in_bytes_ / b_.item);
-      } else if (in_bytes_ != 0) {
+      for (int i = 0; i < n; ++i) inputs[i] = rounds == 1 ? to : lane.data(i, epoch);
+      if (rounds == 1) put_input(to);
+      if (in_bytes_ != 0 && (rounds != 1 || !reduction_.keeps_one()))
         reduction_.on_host(to, inputs, in_bytes_ / b_.item);
-      }
     } else {
       for (int i = 0; i < n; ++i) {
         const size_t bytes = own_bytes(hosts_.local(i));
@@ -191,7 +181,7 @@ class WithHeads final : public Operation {
   // Writes what all ranks take their results from.
   void finish(char *to) {
     const int hosts = hosts_.count();
-    if (reduces()) {
+    if (traits_.reduces) {
       const void *inputs[kMaxGroupSize];
       for (int i = 0; i < hosts; ++i) inputs[i] = heads_.data(i);
       if (in_bytes_ != 0) reduction_.of_hosts(to, inputs, in_bytes_ / b_.item);
@@ -208,37 +198,29 @@ class WithHeads final : public Operation {
   template <class FromHost>
   void take_result(const char *sums, FromHost from_host) const {
     const int self = group_.group_rank();
-    switch (kind_) {
-      case Kind::kReduce:
-        if (self != root_) return;
-        [[fallthrough]];
-      case Kind::kAllReduce: return copy_bytes(b_.out, sums, b_.count * b_.item);
-      case Kind::kBroadcast:
-        if (self != root_) copy_bytes(b_.out, from_host(hosts_.of(root_)), b_.count * b_.item);
-        return;
-      case Kind::kReduceScatter:
-      case Kind::kReduceScatterV: {
-        size_t before = 0;
-        for (int i = 0; i < self; ++i) before += in_.count(i);
-        return copy_bytes(b_.out, sums + before * b_.item, in_.count(self) * b_.item);
-      }
-      case Kind::kAllGather:
-      case Kind::kAllGatherV:
-        for (int host = 0; host < hosts_.count(); ++host) {
-          const char *from = from_host(host);
-          for (int i = 0; i < hosts_.size(host); ++i) {
-            const int rank = hosts_.rank(host, i);
-            out_.each(rank, 0, out_.count(rank),
-                      [&](char *to, size_t done, size_t bytes) { copy_bytes(to, from + done, bytes); });
-            from += out_.count(rank) * b_.item;
-          }
+    const size_t bytes = b_.count * b_.item;
+    if (traits_.out == Parts::kAll) {
+      for (int host = 0; host < hosts_.count(); ++host) {
+        const char *from = from_host(host);
+        for (int i = 0; i < hosts_.size(host); ++i) {
+          const int rank = hosts_.rank(host, i);
+          out_.fill(rank, 0, out_.count(rank), from);
+          from += out_.count(rank) * b_.item;
         }
-        return;
-      default: return;
+      }
+    } else if (traits_.in == Parts::kAll) {
+      size_t before = 0;
+      for (int i = 0; i < self; ++i) before += in_.count(i);
+      copy_bytes(b_.out, sums + before * b_.item, in_.count(self) * b_.item);
+    } else if (traits_.root == Root::kGives) {
+      if (self != root_) copy_bytes(b_.out, from_host(hosts_.of(root_)), bytes);
+    } else if (traits_.root == Root::kNone || self == root_) {
+      copy_bytes(b_.out, sums, bytes);
     }
   }
 
   const Kind kind_;
+  const CollectiveTraits &traits_;
   Group &group_;
   const Hosts &hosts_;
   const uint32_t channel_;
@@ -261,16 +243,18 @@ BetweenHosts::BetweenHosts(const Plan &plan, const Buffers &buffers, size_t in_b
       hosts_(plan.net->group().hosts()),
       n_(hosts_.local_size()),
       self_(hosts_.local_rank()),
+      all_(plan.net->group().size()),
+      rank_(plan.net->group().group_rank()),
       channel_(plan.channel),
       heads_(plan) {
   net = plan.net;
   for (size_t i = 0; i < windows; ++i) windows_.emplace_back(net_);
 }
 
-phx_status BetweenHosts::go_on(const Lane &lane, uint32_t round) {
+phx_status BetweenHosts::go_on(const Lane &, uint32_t round) {
   phx_status status = heads_.poll(*this);
   if (status != PHX_OK && status != PHX_IN_PROGRESS) return status;
-  const phx_status settled = settle(lane, round);
+  const phx_status settled = settle(round);
   // The heads hold up only the last round, and with it every rank of this host: a collective ends on no rank before it
   // has begun on all.
   if (settled == PHX_OK) return round + (n_ > 1 ? 1 : 0) >= rounds ? status : PHX_OK;
@@ -284,13 +268,21 @@ phx_status BetweenHosts::go_on(const Lane &lane, uint32_t round) {
   }
   for (Transfers &transfers : windows_)
     if (transfers.failed_peer() >= 0) return net_.raise(name_of(record), sequence, transfers.failed_peer());
-  return net_.raise(name_of(record), sequence, failed_peer());
+  return net_.raise(name_of(record), sequence, -1);
+}
+
+phx_status BetweenHosts::settle(uint32_t round) {
+  for (; settled_ < std::min(round, chunks_); ++settled_) {
+    if (round != rounds && settled_ + kWindows > round) break;
+    PHX_TRY(window(settled_).poll());
+    finish(settled_);
+  }
+  return PHX_OK;
 }
 
 std::vector<int> BetweenHosts::late() const {
   for (const Transfers &transfers : windows_)
     if (std::vector<int> ranks = transfers.late(); !ranks.empty()) return ranks;
-  if (std::vector<int> ranks = late_elsewhere(); !ranks.empty()) return ranks;
   return heads_.late();
 }
 
@@ -329,50 +321,25 @@ void TwoSteps::of_hosts(void *out, const void *const *in, size_t count) const {
 OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
                                 int root, const char *why) {
   const Group &group = plan.net->group();
-  const size_t n = group.size(), most_on_host = [&] {
-    int most = 0;
-    for (int host = 0; host < group.hosts().count(); ++host) most = std::max(most, group.hosts().size(host));
-    return static_cast<size_t>(most);
-  }();
-  const size_t bytes = buffers.count * buffers.item;
-  // What one host sends with its head. The slots must hold the results.
-  size_t with_head = 0, result = 0;
-  switch (kind) {
-    case Kind::kAllReduce:
-    case Kind::kReduce:
-    case Kind::kBroadcast: with_head = result = bytes; break;
-    case Kind::kReduceScatter:
-    case Kind::kReduceScatterV:
-      with_head = result = input_blocks(buffers, static_cast<int>(n)).total() * buffers.item;
-      break;
-    case Kind::kAllGather:
-    case Kind::kAllGatherV: {
-      const Blocks out = output_blocks(buffers, static_cast<int>(n));
-      with_head = out.largest() * buffers.item * most_on_host;
-      result = out.total() * buffers.item;
-      break;
-    }
-    case Kind::kAllToAll:
-    case Kind::kAllToAllV:
-    case Kind::kGather:
-    case Kind::kScatter: return make_hosts_pairs(kind, plan, buffers, root);
-    default: break;
-  }
   const Hosts &hosts = group.hosts();
+  const CollectiveTraits &traits = traits_of(kind);
+  if (in_pairs(kind)) return make_hosts_move(kind, plan, buffers, root);
+  size_t most_on_host = 0;
+  for (int host = 0; host < hosts.count(); ++host) most_on_host = std::max<size_t>(most_on_host, hosts.size(host));
+  const Blocks in = input_blocks(buffers, group.size()), out = output_blocks(buffers, group.size());
+  // What one host sends with its head. The slots must hold the results.
+  size_t with_head = buffers.item * (traits.in == Parts::kAll    ? in.total()
+                                     : traits.out == Parts::kAll ? out.largest() * most_on_host
+                                                                 : buffers.count);
+  const size_t result = traits.out == Parts::kAll ? out.total() * buffers.item : with_head;
   // Where the addends of several ranks travel and not their sum.
-  const bool lays = traits_of(kind).reduces && group.reduces_by_ranks() && most_on_host > 1;
+  const bool lays = traits.reduces && group.reduces_by_ranks() && most_on_host > 1;
   if (lays) with_head *= most_on_host;
-  const size_t room = head_room(hosts) / (is_pair(hosts) || (traits_of(kind).reduces && !lays) ? 1 : 2);
+  const size_t room = head_room(hosts) / (is_pair(hosts) || (traits.reduces && !lays) ? 1 : 2);
   if (with_head <= room && result <= plan.lane.slot_bytes())
     return std::make_unique<WithHeads>(kind, plan, buffers, reduction, root, why);
-  switch (kind) {
-    case Kind::kAllReduce: return make_hosts_reduce(plan, buffers, reduction, -1);
-    case Kind::kReduce: return make_hosts_reduce(plan, buffers, reduction, root);
-    case Kind::kReduceScatter:
-    case Kind::kReduceScatterV: return make_hosts_reduce_scatter(plan, buffers, reduction);
-    case Kind::kBroadcast: return make_hosts_broadcast(plan, buffers, root);
-    default: return make_hosts_all_gather(plan, buffers);
-  }
+  return traits.reduces ? make_hosts_reduce(kind, plan, buffers, reduction, root)
+                        : make_hosts_move(kind, plan, buffers, root);
 }
 
 }  // namespace phx

@@ -69,11 +69,10 @@ class BetweenHosts : public Operation {
  protected:
   BetweenHosts(const Plan &plan, const Buffers &buffers, size_t in_bytes, size_t windows);
   // The part of go_on that concerns the data. PHX_IN_PROGRESS: some of it has not come that `round` needs. Any other
-  // error is that of a transfer.
-  virtual phx_status settle(const Lane &lane, uint32_t round) = 0;
-  // For transfers that are in no window: the rank with which one has failed, and those for which it waits.
-  virtual int failed_peer() const { return -1; }
-  virtual std::vector<int> late_elsewhere() const { return {}; }
+  // error is that of a transfer. Unless overridden: chunk `round - kWindows` must have come, and at the end all chunks.
+  virtual phx_status settle(uint32_t round);
+  // Called when the transfers of a chunk are complete.
+  virtual void finish(uint32_t /*chunk*/) {}
   // The name of a message of a chunk. The next number is free for a second one. None of them is 0 modulo 2^16, which is
   // the number of the head.
   MessageName name(uint32_t chunk) const { return {channel_, first_call, 1 + chunk * 4}; }
@@ -84,21 +83,47 @@ class BetweenHosts : public Operation {
 
   Net &net_;
   const Hosts &hosts_;
-  const int n_, self_;  // on this host
+  const int n_, self_;    // on this host
+  const int all_, rank_;  // of the group
+  uint32_t chunks_ = 1, settled_ = 0;
+  std::deque<Transfers> windows_;
 
  private:
   const uint32_t channel_;
   Heads heads_;
-  std::deque<Transfers> windows_;
 };
 
-// hosts_reduce.cpp
-OperationPtr make_hosts_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root);
-OperationPtr make_hosts_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction);
-// hosts_move.cpp
-OperationPtr make_hosts_all_gather(const Plan &plan, const Buffers &buffers);
-OperationPtr make_hosts_broadcast(const Plan &plan, const Buffers &buffers, int root);
-OperationPtr make_hosts_pairs(Kind kind, const Plan &plan, const Buffers &buffers, int root);
+// Moves chunks of one buffer, of each of which a part goes along each rail.
+class OnRails : public BetweenHosts {
+ protected:
+  OnRails(const Plan &plan, const Buffers &buffers, size_t in_bytes)
+      : BetweenHosts(plan, buffers, in_bytes, kWindows), rails_(hosts_.rails()) {}
+  // `bytes`: of a part at most.
+  void cut(size_t bytes) {
+    part_ = std::max(kLine / b_.item, elements_in(bytes, b_.item));
+    chunk_ = part_ * rails_;
+    chunks_ = rounds_for(b_.count, chunk_);
+  }
+  bool has_part() const { return self_ < rails_; }
+  size_t length(uint32_t chunk) const { return elements_of_round(b_.count, chunk_, chunk); }
+  Span part(uint32_t chunk, int rail) const {
+    const size_t all = length(chunk), each = part_elements(all, b_.item, rails_);
+    return clip(all, rail * each, each);
+  }
+
+  const int rails_;
+  size_t part_ = 0, chunk_ = 0;  // elements
+};
+
+// Large collectives: those that reduce, with root -1 if all ranks receive the result, and the others.
+OperationPtr make_hosts_reduce(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
+                               int root);
+OperationPtr make_hosts_move(Kind kind, const Plan &plan, const Buffers &buffers, int root);
+// Whether a collective is a message for each pair of ranks, whatever its size: gather, scatter and all_to_all(_v).
+constexpr bool in_pairs(Kind kind) {
+  const CollectiveTraits &traits = traits_of(kind);
+  return !traits.reduces && (has_blocks(traits.in) || traits.out == Parts::kAllOnRoot);
+}
 
 // A reduction in two steps: what each host gives, and then the reduction of what all have given. A host gives the
 // reduction of its ranks' inputs, and the second step goes in the order of the hosts. Where the group reduces in the

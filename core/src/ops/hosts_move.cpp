@@ -6,10 +6,8 @@
 // within a host as in a group of that host alone; between hosts a message for each pair, from and into the callers'
 // buffers.
 #include <algorithm>
-#include <utility>
 
 #include "base/error.h"
-#include "group/lane.h"
 #include "ops/hosts.h"
 
 namespace phx {
@@ -17,13 +15,11 @@ namespace {
 
 constexpr int kMostMessages = 1 << 13;  // that are under way for one block
 
+// Window 0 has what this rank sends, and each further one the next `message_` elements of each block that comes.
 class HostsAllGather final : public BetweenHosts {
  public:
   HostsAllGather(const Plan &plan, const Buffers &buffers)
-      : BetweenHosts(plan, buffers, 0, kWindows),
-        all_(plan.net->group().size()),
-        rank_(plan.net->group().group_rank()),
-        out_(output_blocks(buffers, all_)) {
+      : BetweenHosts(plan, buffers, 0, 1), out_(output_blocks(buffers, all_)) {
     int others = 0;  // blocks that a rank of this host gets at most
     for (int position = 0; position < n_; ++position) {
       const auto blocks = gets(position);
@@ -79,28 +75,21 @@ class HostsAllGather final : public BetweenHosts {
 
  protected:
   // Chunk `round - kWindows` of all blocks that come must be there, and at the end all of them.
-  phx_status settle(const Lane &, uint32_t round) override {
+  phx_status settle(uint32_t round) override {
     const size_t due = round == rounds ? SIZE_MAX : round < kWindows ? 0 : (round - kWindows + 1) * segment_;
-    for (; arrived_ < due && !coming_.empty(); arrived_ += message_) {
-      Transfers &next = coming_.front();
+    while (arrived_ < due && 1 + arrived_ / message_ < windows_.size()) {
+      Transfers &next = windows_[1 + arrived_ / message_];
       phx_status status = next.poll();
       while (status == PHX_IN_PROGRESS && own_ < out_.count(rank_)) {  // meanwhile
         deliver_own(elements_in(kSlotBytes, b_.item));
         status = next.poll();
       }
-      if (status != PHX_OK) {
-        failed_ = next.failed_peer();
-        return status;
-      }
+      if (status != PHX_OK) return status;
       unpack(arrived_);
-      coming_.pop_front();
+      arrived_ += message_;
     }
     if (round == rounds) deliver_own(out_.count(rank_));
     return round == rounds ? window(0).poll() : PHX_OK;
-  }
-  int failed_peer() const override { return failed_; }
-  std::vector<int> late_elsewhere() const override {
-    return coming_.empty() ? std::vector<int>() : coming_.front().late();
   }
 
  private:
@@ -126,7 +115,7 @@ class HostsAllGather final : public BetweenHosts {
     size_t most = 0;
     for (const int rank : gets_[self_]) most = std::max(most, out_.count(rank));
     for (size_t at = 0; at < most; at += message_) {
-      coming_.emplace_back(net_);
+      windows_.emplace_back(net_);
       for (const int rank : gets_[self_]) {
         if (at >= out_.count(rank)) continue;
         const size_t count = std::min(message_, out_.count(rank) - at);
@@ -135,59 +124,45 @@ class HostsAllGather final : public BetweenHosts {
           if (rows_[rank].data() == nullptr) rows_[rank] = Scratch(net_, out_.count(rank) * b_.item);
           to = rows_[rank].data() + at * b_.item;
         }
-        coming_.back().recv(rank, name(static_cast<uint32_t>(at / message_)), to, count * b_.item);
+        windows_.back().recv(rank, name(static_cast<uint32_t>(at / message_)), to, count * b_.item);
       }
     }
   }
   void unpack(size_t at) {
     for (const int rank : gets_[self_]) {
       if (rows_[rank].data() == nullptr || at >= out_.count(rank)) continue;
-      const char *const from = rows_[rank].data() + at * b_.item;
-      out_.each(rank, at, std::min(message_, out_.count(rank) - at),
-                [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
+      out_.fill(rank, at, std::min(message_, out_.count(rank) - at), rows_[rank].data() + at * b_.item);
     }
   }
   // Copies this rank's own block, or the next part of it, into the output.
   void deliver_own(size_t most) {
     const size_t count = std::min(most, out_.count(rank_) - own_);
-    const char *const from = b_.in + own_ * b_.item;
-    out_.each(rank_, own_, count,
-              [&](char *to, size_t done, size_t size) { deliver_bytes(to, from + done, size, false); });
+    out_.fill(rank_, own_, count, b_.in + own_ * b_.item);
     own_ += count;
   }
   void deliver(int rank, uint32_t chunk, const char *from) const {
-    out_.each(rank, chunk * segment_, length(rank, chunk),
-              [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
+    out_.fill(rank, chunk * segment_, length(rank, chunk), from);
   }
 
-  const int all_, rank_;
   const Blocks out_;
   std::vector<std::vector<int>> gets_;  // by position
   size_t segment_, message_;            // elements
-  uint32_t chunks_;
-  size_t arrived_ = 0;  // elements of each block that comes
-  size_t own_ = 0;      // elements of this rank's block that are in the output
-  int failed_ = -1;
-  std::vector<Scratch> rows_;  // by rank: blocks that come and do not lie side by side
-  std::deque<Transfers> coming_;
+  size_t arrived_ = 0;                  // elements of each block that comes
+  size_t own_ = 0;                      // elements of this rank's block that are in the output
+  std::vector<Scratch> rows_;           // by rank: blocks that come and do not lie side by side
 };
 
-class HostsBroadcast final : public BetweenHosts {
+class HostsBroadcast final : public OnRails {
  public:
   HostsBroadcast(const Plan &plan, const Buffers &buffers, int root)
-      : BetweenHosts(plan, buffers, plan.net->group().group_rank() == root ? buffers.count * buffers.item : 0,
-                     kWindows),
-        is_root_(plan.net->group().group_rank() == root),
+      : OnRails(plan, buffers, plan.net->group().group_rank() == root ? buffers.count * buffers.item : 0),
+        is_root_(rank_ == root),
         root_(root),
         is_here_(hosts_.is_here(root)),
-        rails_(hosts_.rails()),
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes) {
-    const size_t line = kLine / b_.item;
     const size_t room =
         elements_in(all_alone() ? kMessageBytes : std::min(plan.lane.slot_bytes(), kSlotBytes), b_.item);
-    part_ = std::max(line, elements_in(room / rails_ * b_.item, b_.item));
-    chunk_ = part_ * rails_;
-    chunks_ = rounds_for(b_.count, chunk_);
+    cut(room / rails_ * b_.item);
     rounds = n_ == 1 ? chunks_ : chunks_ + (is_here_ ? 1 : kWindows);
     reach = n_ == 1 ? 0 : chunk_ * b_.item;
     if (is_here_ && n_ > 1 && has_part())
@@ -199,8 +174,8 @@ class HostsBroadcast final : public BetweenHosts {
     char *const slot = lane.data(self_, epoch);
     if (is_root_ && round < chunks_) put_bytes(slot, b_.in + round * chunk_ * b_.item, length(round) * b_.item);
     if (is_here_ || !has_part() || round < kWindows) return;
-    const std::pair<size_t, size_t> span = part(round - kWindows, self_);
-    put_bytes(slot, at(round - kWindows, span.first), span.second * b_.item);
+    const Span span = part(round - kWindows, self_);
+    put_bytes(slot, at(round - kWindows, span.begin), span.count * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -212,41 +187,26 @@ class HostsBroadcast final : public BetweenHosts {
     } else if (!is_here_ && round >= kWindows) {
       for (int i = 0; i < rails_; ++i) {
         if (i == self_) continue;
-        const std::pair<size_t, size_t> span = part(round - kWindows, i);
-        deliver_bytes(at(round - kWindows, span.first), lane.data(i, epoch), span.second * b_.item, streaming_);
+        const Span span = part(round - kWindows, i);
+        deliver_bytes(at(round - kWindows, span.begin), lane.data(i, epoch), span.count * b_.item, streaming_);
       }
     }
     return PHX_OK;
   }
 
- protected:
-  phx_status settle(const Lane &, uint32_t round) override {
-    for (; settled_ < std::min(round, chunks_); ++settled_) {
-      if (round != rounds && settled_ + kWindows > round) break;
-      PHX_TRY(window(settled_).poll());
-    }
-    return PHX_OK;
-  }
-
  private:
-  bool has_part() const { return self_ < rails_; }
   char *at(uint32_t chunk, size_t element) const { return b_.out + (chunk * chunk_ + element) * b_.item; }
-  size_t length(uint32_t chunk) const { return elements_of_round(b_.count, chunk_, chunk); }
-  std::pair<size_t, size_t> part(uint32_t chunk, int rail) const {
-    const size_t all = length(chunk), each = part_elements(all, b_.item, rails_), first = std::min(all, rail * each);
-    return {first, std::min(all - first, each)};
-  }
 
   void begin(const Lane &lane, uint32_t chunk, uint64_t epoch) {
-    const std::pair<size_t, size_t> span = part(chunk, self_);
-    const size_t bytes = span.second * b_.item;
+    const Span span = part(chunk, self_);
+    const size_t bytes = span.count * b_.item;
     if (bytes == 0) return;
     if (!is_here_)
-      return window(chunk).recv(hosts_.rank(hosts_.of(root_), self_), name(chunk), at(chunk, span.first), bytes);
-    const char *from = b_.in + (chunk * chunk_ + span.first) * b_.item;
+      return window(chunk).recv(hosts_.rank(hosts_.of(root_), self_), name(chunk), at(chunk, span.begin), bytes);
+    const char *from = b_.in + (chunk * chunk_ + span.begin) * b_.item;
     if (n_ > 1) {  // the slots are filled again before the data is sent
       char *const copy = memory_[chunk % kWindows].data();
-      copy_bytes(copy, lane.data(hosts_.position(root_), epoch) + span.first * b_.item, bytes);
+      copy_bytes(copy, lane.data(hosts_.position(root_), epoch) + span.begin * b_.item, bytes);
       from = copy;
     }
     for (int i = 1; i < hosts_.count(); ++i)
@@ -256,10 +216,7 @@ class HostsBroadcast final : public BetweenHosts {
   const bool is_root_;
   const int root_;
   const bool is_here_;  // whether the root is on this host
-  const int rails_;
   const bool streaming_;
-  size_t part_, chunk_;  // elements
-  uint32_t chunks_, settled_ = 0;
   std::vector<Scratch> memory_;
 };
 
@@ -269,8 +226,6 @@ class HostsPairs final : public BetweenHosts {
   HostsPairs(Kind kind, const Plan &plan, const Buffers &buffers, int root)
       : BetweenHosts(plan, buffers, 0, 1),
         kind_(kind),
-        all_(plan.net->group().size()),
-        rank_(plan.net->group().group_rank()),
         root_(root),
         in_(gives() ? input_blocks(buffers, all_) : Blocks::shared(buffers.in, buffers.count, buffers.item)),
         out_(gets() ? output_blocks(buffers, all_) : Blocks::shared(buffers.out, buffers.count, buffers.item)),
@@ -300,22 +255,14 @@ class HostsPairs final : public BetweenHosts {
     // Counts that differ within a host are an error of all its ranks. The other hosts know nothing of it.
     return status == PHX_OK ? PHX_OK : net_.group().fail_with(last_error(), true);
   }
-  uint64_t done_after(uint64_t epoch) const override {
-    return epoch + 1 == first_epoch + inner_->rounds ? epoch : inner_->done_after(epoch);
-  }
   bool exclusive() const override { return inner_->exclusive(); }
 
  protected:
-  phx_status settle(const Lane &, uint32_t round) override {
-    if (round != rounds) return PHX_OK;
-    const phx_status status = window(0).poll();
-    if (status != PHX_OK || unpacked_) return status;
-    unpacked_ = true;
+  phx_status settle(uint32_t round) override { return round == rounds ? BetweenHosts::settle(round) : PHX_OK; }
+  void finish(uint32_t) override {
     for (int rank = 0; rank < all_; ++rank)
       if (const char *const from = memory_[all_ + rank].data(); from != nullptr)
-        out_.each(rank, 0, out_.count(rank),
-                  [&](char *to, size_t done, size_t size) { copy_bytes(to, from + done, size); });
-    return PHX_OK;
+        out_.fill(rank, 0, out_.count(rank), from);
   }
 
  private:
@@ -374,24 +321,19 @@ class HostsPairs final : public BetweenHosts {
   bool skips(size_t count) const { return count == 0 && kind_ != Kind::kAllToAllV; }
 
   const Kind kind_;
-  const int all_, rank_, root_;
+  const int root_;
   Blocks in_;
   const Blocks out_;
   OperationPtr inner_;
-  bool unpacked_ = false;
   std::vector<Scratch> memory_;  // by rank, for blocks in rows: what is sent, and then what comes
 };
 
 }  // namespace
 
-OperationPtr make_hosts_all_gather(const Plan &plan, const Buffers &buffers) {
+OperationPtr make_hosts_move(Kind kind, const Plan &plan, const Buffers &buffers, int root) {
+  if (kind == Kind::kBroadcast) return std::make_unique<HostsBroadcast>(plan, buffers, root);
+  if (in_pairs(kind)) return std::make_unique<HostsPairs>(kind, plan, buffers, root);
   return std::make_unique<HostsAllGather>(plan, buffers);
-}
-OperationPtr make_hosts_broadcast(const Plan &plan, const Buffers &buffers, int root) {
-  return std::make_unique<HostsBroadcast>(plan, buffers, root);
-}
-OperationPtr make_hosts_pairs(Kind kind, const Plan &plan, const Buffers &buffers, int root) {
-  return std::make_unique<HostsPairs>(kind, plan, buffers, root);
 }
 
 }  // namespace phx

@@ -14,9 +14,7 @@
 // Results do not depend on time: sums are added in the order of the ranks of a host, and then in that of the hosts; or
 // in the order of the ranks.
 #include <algorithm>
-#include <utility>
 
-#include "group/lane.h"
 #include "ops/hosts.h"
 
 namespace phx {
@@ -52,7 +50,7 @@ class RailSum {
   void add_up(const void *const *in) {
     const size_t addends = reduction_.addends(hosts_.own());
     for (int host = 0; host < (shares_ && addends > 1 ? hosts_.count() : 1); ++host) {
-      const auto [first, count] = addends > 1 ? share(host) : std::pair<size_t, size_t>(0, count_);
+      const auto [first, count] = addends > 1 ? share(host) : Span{0, count_};
       const void *from[kMaxGroupSize];
       for (int i = 0; i < hosts_.local_size(); ++i) from[i] = static_cast<const char *>(in[i]) + first * item_;
       if (count != 0) reduction_.on_host(own() + addends * first * item_, from, count);
@@ -68,32 +66,29 @@ class RailSum {
     const size_t addends = reduction_.addends(hosts_.own());
     for (int i = 1; i < hosts_.count(); ++i) {
       const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, hosts_.local_rank());
-      const std::pair<size_t, size_t> theirs = share(host), mine = share(hosts_.own());
-      if (receives()) transfers.recv(rank, name, at(host), reduction_.addends(host) * mine.second * item_);
+      const Span theirs = share(host), mine = share(hosts_.own());
+      if (receives()) transfers.recv(rank, name, at(host), reduction_.addends(host) * mine.count * item_);
       if (root_host_ < 0 || host == root_host_)
-        transfers.send(rank, name, sum + addends * theirs.first * item_, addends * theirs.second * item_);
+        transfers.send(rank, name, sum + addends * theirs.begin * item_, addends * theirs.count * item_);
     }
   }
   phx_status poll(Transfers &transfers) {
     while (step_ != kDone) {
       PHX_TRY(transfers.poll());
-      if (step_ == kResults || !receives()) {
-        step_ = kDone;
-        break;
-      }
-      const std::pair<size_t, size_t> mine = share(hosts_.own());
+      const bool adds = step_ == kSums && receives();
+      step_ = adds && shares_ ? kResults : kDone;
+      if (!adds) break;
+      const Span mine = share(hosts_.own());
       const void *inputs[kMaxGroupSize];
       for (int host = 0; host < hosts_.count(); ++host)
-        inputs[host] = host == hosts_.own() ? sum_ + reduction_.addends(host) * mine.first * item_ : at(host);
-      if (mine.second != 0) reduction_.of_hosts(out_ + mine.first * item_, inputs, mine.second);
-      step_ = shares_ ? kResults : kDone;
-      if (!shares_) break;
-      for (int i = 1; i < hosts_.count(); ++i) {
+        inputs[host] = host == hosts_.own() ? sum_ + reduction_.addends(host) * mine.begin * item_ : at(host);
+      if (mine.count != 0) reduction_.of_hosts(out_ + mine.begin * item_, inputs, mine.count);
+      for (int i = 1; i < hosts_.count() && shares_; ++i) {
         const int host = (hosts_.own() + i) % hosts_.count(), rank = hosts_.rank(host, hosts_.local_rank());
-        const std::pair<size_t, size_t> theirs = share(host);
+        const Span theirs = share(host);
         const MessageName result{name_.channel, name_.call, name_.part + 1};
-        transfers.recv(rank, result, out_ + theirs.first * item_, theirs.second * item_);
-        transfers.send(rank, result, out_ + mine.first * item_, mine.second * item_);
+        transfers.recv(rank, result, out_ + theirs.begin * item_, theirs.count * item_);
+        transfers.send(rank, result, out_ + mine.begin * item_, mine.count * item_);
       }
     }
     return PHX_OK;
@@ -109,10 +104,10 @@ class RailSum {
   }
   char *at(int host) const { return memory_.data() + own_bytes_ + reduction_.before(host) * bytes_; }
   // Which elements of the part a host adds: the first of them, and how many.
-  std::pair<size_t, size_t> share(int host) const {
+  Span share(int host) const {
     if (!shares_) return {0, count_};
-    const size_t each = part_elements(count_, item_, hosts_.count()), first = std::min(count_, host * each);
-    return {first, std::min(count_ - first, each)};
+    const size_t each = part_elements(count_, item_, hosts_.count());
+    return clip(count_, host * each, each);
   }
 
   const Hosts &hosts_;
@@ -128,20 +123,15 @@ class RailSum {
   Step step_ = kDone;
 };
 
-class HostsReduce final : public BetweenHosts {
+class HostsReduce final : public OnRails {
  public:
   HostsReduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root)
-      : BetweenHosts(plan, buffers, buffers.count * buffers.item, kWindows),
+      : OnRails(plan, buffers, buffers.count * buffers.item),
         reduction_(reduction, plan.net->group()),
-        gets_(root < 0 || root == plan.net->group().group_rank()),
-        rails_(hosts_.rails()),
+        gets_(root < 0 || root == rank_),
         streaming_(buffers.count * buffers.item >= plan.tuning.streaming_bytes && buffers.in != buffers.out) {
-    const size_t line = kLine / b_.item;
     // The same on all hosts, whatever their number of ranks: a slot holds a chunk and one part of another.
-    const size_t room = std::min(plan.lane.slot_bytes(), kSlotBytes) / (rails_ + 1);
-    part_ = std::max(line, elements_in(all_alone() ? 2 * kMessageBytes : room, b_.item));
-    chunk_ = part_ * rails_;
-    chunks_ = rounds_for(b_.count, chunk_);
+    cut(all_alone() ? 2 * kMessageBytes : std::min(plan.lane.slot_bytes(), kSlotBytes) / (rails_ + 1));
     rounds = n_ == 1 ? chunks_ : chunks_ + kWindows;
     reach = n_ == 1 ? 0 : (chunk_ + part_) * b_.item;
     const int root_host = root < 0 ? -1 : hosts_.of(root);
@@ -156,7 +146,7 @@ class HostsReduce final : public BetweenHosts {
     char *const slot = lane.data(self_, epoch);
     if (round < chunks_) put_bytes(slot, b_.in + round * chunk_ * b_.item, length(round) * b_.item);
     if (round < kWindows || !has_part() || !passes_on_) return;
-    put_bytes(slot + chunk_ * b_.item, sums_[round % kWindows].own(), part(round - kWindows, self_).second * b_.item);
+    put_bytes(slot + chunk_ * b_.item, sums_[round % kWindows].own(), part(round - kWindows, self_).count * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -164,15 +154,15 @@ class HostsReduce final : public BetweenHosts {
     if (round < chunks_ && has_part()) begin(lane, round, epoch);
     if (n_ == 1 || round < kWindows || !passes_on_ || !gets_) return PHX_OK;
     for (int i = 0; i < rails_; ++i) {
-      const std::pair<size_t, size_t> span = part(round - kWindows, i);
-      deliver_bytes(b_.out + ((round - kWindows) * chunk_ + span.first) * b_.item,
-                    lane.data(i, epoch) + chunk_ * b_.item, span.second * b_.item, streaming_);
+      const Span span = part(round - kWindows, i);
+      deliver_bytes(b_.out + ((round - kWindows) * chunk_ + span.begin) * b_.item,
+                    lane.data(i, epoch) + chunk_ * b_.item, span.count * b_.item, streaming_);
     }
     return PHX_OK;
   }
 
  protected:
-  phx_status settle(const Lane &, uint32_t round) override {
+  phx_status settle(uint32_t round) override {
     if (!has_part()) return PHX_OK;
     // All of them go on; the oldest must be complete, and at the end all must be.
     const uint32_t begun = std::min(round, chunks_), due = round == rounds    ? begun
@@ -186,23 +176,16 @@ class HostsReduce final : public BetweenHosts {
   }
 
  private:
-  bool has_part() const { return self_ < rails_; }
-  size_t length(uint32_t chunk) const { return elements_of_round(b_.count, chunk_, chunk); }
-  std::pair<size_t, size_t> part(uint32_t chunk, int rail) const {
-    const size_t all = length(chunk), each = part_elements(all, b_.item, rails_), first = std::min(all, rail * each);
-    return {first, std::min(all - first, each)};
-  }
-
   void begin(const Lane &lane, uint32_t chunk, uint64_t epoch) {
     RailSum &sums = sums_[chunk % kWindows];
-    const std::pair<size_t, size_t> span = part(chunk, self_);
-    const size_t before = (chunk * chunk_ + span.first) * b_.item;
+    const Span span = part(chunk, self_);
+    const size_t before = (chunk * chunk_ + span.begin) * b_.item;
     const char *sum = b_.in + before;
     char *out = n_ == 1 && gets_ ? b_.out + before : sums.own();
-    sums.set(span.second, b_.item);
+    sums.set(span.count, b_.item);
     if (n_ > 1 || !reduction_.keeps_one()) {
       const void *inputs[kMaxGroupSize];
-      for (int i = 0; i < n_; ++i) inputs[i] = n_ == 1 ? sum : lane.data(i, epoch) + span.first * b_.item;
+      for (int i = 0; i < n_; ++i) inputs[i] = n_ == 1 ? sum : lane.data(i, epoch) + span.begin * b_.item;
       sums.add_up(inputs);
       sum = sums.own();
     }
@@ -211,11 +194,8 @@ class HostsReduce final : public BetweenHosts {
 
   const TwoSteps reduction_;
   const bool gets_;
-  const int rails_;
   const bool streaming_;
   bool passes_on_ = true;  // whether ranks of this host get results
-  size_t part_, chunk_;    // elements
-  uint32_t chunks_;
   std::deque<RailSum> sums_;
 };
 
@@ -224,8 +204,6 @@ class HostsReduceScatter final : public BetweenHosts {
   HostsReduceScatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
       : BetweenHosts(plan, buffers, 0, kWindows),
         reduction_(reduction, plan.net->group()),
-        all_(plan.net->group().size()),
-        rank_(plan.net->group().group_rank()),
         in_(input_blocks(buffers, all_)) {
     const size_t line = kLine / b_.item;
     const size_t room = std::min(plan.lane.slot_bytes(), kSlotBytes) / all_;
@@ -247,9 +225,7 @@ class HostsReduceScatter final : public BetweenHosts {
     if (n_ == 1 || round == chunks_) return;
     char *const slot = lane.data(self_, epoch);
     for (int rank = 0; rank < all_; ++rank)
-      in_.each(rank, round * segment_, length(rank, round), [&](const char *from, size_t done, size_t size) {
-        put_bytes(slot + rank * bytes() + done, from, size);
-      });
+      in_.put_to(slot + rank * bytes(), rank, round * segment_, length(rank, round));
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -279,13 +255,15 @@ class HostsReduceScatter final : public BetweenHosts {
   }
 
  protected:
-  phx_status settle(const Lane &, uint32_t round) override {
-    for (; settled_ < std::min(round, chunks_); ++settled_) {
-      if (round != rounds && settled_ + kWindows > round) break;
-      PHX_TRY(window(settled_).poll());
-      finish(settled_);
-    }
-    return PHX_OK;
+  void finish(uint32_t round) override {
+    const size_t count = length(rank_, round);
+    if (count == 0) return;
+    const size_t own = std::find(served_.begin(), served_.end(), rank_) - served_.begin();
+    const void *inputs[kMaxGroupSize];
+    for (int host = 0; host < hosts_.count(); ++host) inputs[host] = theirs(round, host);
+    const char *const direct = alone(rank_, round);
+    inputs[hosts_.own()] = direct != nullptr ? direct : memory_[round % kWindows].data() + own * gives_ * bytes();
+    reduction_.of_hosts(b_.out + round * bytes(), inputs, count);
   }
 
  private:
@@ -299,35 +277,20 @@ class HostsReduceScatter final : public BetweenHosts {
   char *theirs(uint32_t round, int host) const {
     return memory_[round % kWindows].data() + (served_.size() * gives_ + reduction_.before(host)) * bytes();
   }
-  void finish(uint32_t round) {
-    const size_t count = length(rank_, round);
-    if (count == 0) return;
-    const size_t own = std::find(served_.begin(), served_.end(), rank_) - served_.begin();
-    const void *inputs[kMaxGroupSize];
-    for (int host = 0; host < hosts_.count(); ++host) inputs[host] = theirs(round, host);
-    const char *const direct = alone(rank_, round);
-    inputs[hosts_.own()] = direct != nullptr ? direct : memory_[round % kWindows].data() + own * gives_ * bytes();
-    reduction_.of_hosts(b_.out + round * bytes(), inputs, count);
-  }
-
   const TwoSteps reduction_;
-  const int all_, rank_;
   Blocks in_;
-  size_t segment_;  // elements
-  size_t gives_;    // addends of this host for each rank
-  uint32_t chunks_, settled_ = 0;
+  size_t segment_;               // elements
+  size_t gives_;                 // addends of this host for each rank
   std::vector<int> served_;      // the ranks to which this rank sends what this host gives
   std::vector<Scratch> memory_;  // by window: that, and what the other hosts give to this rank
 };
 
 }  // namespace
 
-OperationPtr make_hosts_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {
+OperationPtr make_hosts_reduce(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
+                               int root) {
+  if (traits_of(kind).in == Parts::kAll) return std::make_unique<HostsReduceScatter>(plan, buffers, reduction);
   return std::make_unique<HostsReduce>(plan, buffers, reduction, root);
-}
-
-OperationPtr make_hosts_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
-  return std::make_unique<HostsReduceScatter>(plan, buffers, reduction);
 }
 
 }  // namespace phx

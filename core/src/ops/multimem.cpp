@@ -1,4 +1,4 @@
-#include "ops/multimem.h"
+#include "ops/enqueue.h"
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -16,35 +16,31 @@ bool is_floating(int32_t dtype) {
 }
 bool is_integer(int32_t dtype) { return dtype >= PHX_DTYPE_I8 && dtype <= PHX_DTYPE_U64; }
 
-// The kernel for a dtype and op; dtypes that give the same bits share one. dtype 0: the switches cannot do the op.
-struct SwitchReducer {
-  int32_t dtype;
-  size_t times;
-};
-SwitchReducer switch_reducer_of(int32_t dtype, int32_t op) {
+// The kernel with which switches reduce.
+Reducer switch_reducer_of(int32_t dtype, int32_t op) {
   const bool wide =
       dtype == PHX_DTYPE_I32 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_I64 || dtype == PHX_DTYPE_U64;
   const bool half = dtype == PHX_DTYPE_F16 || dtype == PHX_DTYPE_BF16;
   switch (op) {
     case PHX_OP_SUM:
       if (half || dtype == PHX_DTYPE_F32 || dtype == PHX_DTYPE_F64 || dtype == PHX_DTYPE_U32 || dtype == PHX_DTYPE_U64)
-        return {dtype, 1};
-      if (wide) return {dtype + 1, 1};
-      if (dtype == PHX_DTYPE_C64) return {PHX_DTYPE_F32, 2};
-      if (dtype == PHX_DTYPE_C128) return {PHX_DTYPE_F64, 2};
+        return {dtype, op, 1};
+      if (wide) return {dtype + 1, op, 1};
+      if (dtype == PHX_DTYPE_C64) return {PHX_DTYPE_F32, op, 2};
+      if (dtype == PHX_DTYPE_C128) return {PHX_DTYPE_F64, op, 2};
       break;
     case PHX_OP_MIN:
     case PHX_OP_MAX:
-      if (half || wide) return {dtype, 1};
+      if (half || wide) return {dtype, op, 1};
       break;
     case PHX_OP_BAND:
     case PHX_OP_BOR:
     case PHX_OP_BXOR:
-      if (is_integer(dtype)) return {PHX_DTYPE_U8, phx_dtype_size(dtype)};
+      if (is_integer(dtype)) return {PHX_DTYPE_U8, op, phx_dtype_size(dtype)};
       break;
     default: break;
   }
-  return {0, 1};
+  return {0, op, 1};
 }
 
 // Where in `symm` the `bytes` of results lie; empty if they lie elsewhere or the switches do not reach it.
@@ -132,7 +128,7 @@ class Chooser {
   MultimemWay reduce() {
     const Buffers &buffers = call_.buffers();
     const int32_t dtype = call_.reduction().dtype, op = call_.reduction().op;
-    const SwitchReducer reducer = switch_reducer_of(dtype, op);
+    const Reducer reducer = switch_reducer_of(dtype, op);
     const char *const op_name = phx_op_name(op);
     if (reducer.dtype == 0)
       return refuse("NVLink switches cannot compute %s of %s; phalanx/cuda.h lists what they can", op_name,

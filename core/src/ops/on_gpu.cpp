@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "gpu/gpu_group.h"
 #include "gpu/workspace.h"
-#include "ops/collectives.h"
+#include "ops/engine.h"
 #include "ops/enqueue.h"
 #include "phalanx/cuda.h"
 #include "phalanx/tuning.h"
@@ -47,48 +47,28 @@ class OnGpu {
     if (ok()) keep(workspace_->begin(call_.name(), stream()));
   }
   // `part`: the call itself, or one call of its list.
-  void put(const Call &part, const Volume &volume, int root) {
+  void put(const Call &part, const Volume &volume) {
     if (!ok()) return;
     const Buffers &buffers = part.buffers();
     char *const space = workspace_->base();
     const size_t bytes = volume.in;
-    const bool reduces_all = part.kind() == Kind::kAllReduce;
-    if (reduces_all && fits_lines(part, workspace_->symm())) {
-      Call call = part.on(buffers.in, buffers.out);
-      keep(enqueue(call, workspace_->symm(), 0, root, nullptr));
-      return;
-    }
+    const Kind kind = part.kind();
+    const bool reduces_all = kind == Kind::kAllReduce, by_lines = reduces_all && fits_lines(part, workspace_->symm());
     const int32_t algo = part.options().algo;
     // In two steps, each rank reduces its part in place in the workspace and writes it to all ranks. The copy from the
     // workspace costs less than reading the inputs of all ranks.
     const bool large = bytes >= gpu_of(group_).tuning().two_shot_bytes && algo != PHX_ALGO_ONE_SHOT;
-    const bool two_steps = reduces_all && (large || algo == PHX_ALGO_MULTIMEM);
+    const bool two_steps = reduces_all && !by_lines && (large || algo == PHX_ALGO_MULTIMEM);
     // An input that is overwritten while others read it must be copied.
     const bool stays = !reduces_all || two_steps || buffers.in != buffers.out;
+    // The kernels of the LL protocol and of all_to_all_v copy the input themselves, and a barrier has none.
+    const bool copies = !by_lines && kind != Kind::kAllToAllV && kind != Kind::kBarrier;
     cuda::Inputs inputs{};
-    make_readable(part, bytes, stays, &inputs);
+    if (copies) make_readable(part, bytes, stays, &inputs);
     if (!ok()) return;
-    Call call = part.on(space, two_steps ? space : buffers.out);
-    call.finds(&inputs);
-    keep(enqueue(call, workspace_->symm(), 0, root, nullptr));
+    Call call = part.on(copies ? space : buffers.in, two_steps ? space : buffers.out);
+    keep(enqueue(call, workspace_->symm(), 0, &inputs, nullptr));
     if (two_steps && ok()) keep(workspace_->copy(part.name(), buffers.out, space, bytes, stream()));
-  }
-  void put_v(const Volume &volume, const size_t *in_counts, const size_t *out_counts) {
-    if (!ok()) return;
-    const Buffers &buffers = call_.buffers();
-    char *const space = workspace_->base();
-    const bool copies = call_.kind() != Kind::kAllToAllV;  // the kernel of all_to_all_v copies
-    cuda::Inputs inputs{};
-    if (copies) make_readable(call_, volume.in, true, &inputs);
-    if (!ok()) return;
-    Call call = call_.on(copies ? space : buffers.in, buffers.out);
-    call.finds(&inputs);
-    keep(enqueue_v(call, workspace_->symm(), 0, in_counts, out_counts, nullptr));
-  }
-  void put_barrier() {
-    if (!ok()) return;
-    keep(launch(workspace_->symm(), call_.name(), "phx_gpu_barrier", {}, nullptr, call_.timeout_ms(), 0, nullptr,
-                stream()));
   }
   phx_status end() {
     if (ok()) {
@@ -149,51 +129,34 @@ class OnGpu {
   phx_status status_ = PHX_OK;
 };
 
+// How many bytes of the workspace a call uses, the same on all ranks.
+size_t space_for(const Call &call, const Volume &volume) {
+  const int n = call.group_size();
+  if (call.kind() == Kind::kAllGatherV) return output_blocks(call.buffers(), n).largest() * call.buffers().item;
+  if (call.kind() != Kind::kAllToAllV) return volume.largest;
+  return std::max(kRaggedSlots * call.group().world().slot_bytes(), kRaggedRankBytes * n);
+}
+
 }  // namespace
 
-Volume volume_of(Kind kind, const Extent &extent, size_t group_size, bool is_root, size_t bytes) {
-  Volume volume{extent.in_parts * bytes, extent.out_parts * bytes,
-                parts_on(traits_of(kind).in, group_size, true) * bytes};
-  if (kind == Kind::kBroadcast) (is_root ? volume.out : volume.in) = 0;  // one buffer is both
-  return volume;
-}
-
-phx_status put_on_gpu(Call &call, const Volume &volume, int root, phx_work **work) {
+phx_status put_on_gpu(Call &call, const Volume &volume, phx_work **work) {
   OnGpu on_gpu(call, work);
   on_gpu.reach(call.buffers(), volume);
-  on_gpu.prepare(volume.largest);
-  on_gpu.put(call, volume, root);
+  on_gpu.prepare(space_for(call, volume));
+  on_gpu.put(call, volume);
   return on_gpu.end();
 }
 
-phx_status put_on_gpu_v(Call &call, const Volume &volume, const size_t *in_counts, const size_t *out_counts,
-                        phx_work **work) {
-  OnGpu on_gpu(call, work);
-  on_gpu.reach(call.buffers(), volume);
-  const size_t slots = std::max(kRaggedSlots * call.group().world().slot_bytes(), kRaggedRankBytes * call.group_size());
-  on_gpu.prepare(call.kind() == Kind::kAllToAllV ? slots : volume.largest);
-  on_gpu.put_v(volume, in_counts, out_counts);
-  return on_gpu.end();
-}
-
-phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, const std::vector<Volume> &volumes,
-                      phx_work **work) {
+phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, phx_work **work) {
   OnGpu on_gpu(all, work);
   size_t largest = 0;
-  for (size_t i = 0; i < calls.size(); ++i) {
-    on_gpu.reach(calls[i].buffers, volumes[i]);
-    largest = std::max(largest, volumes[i].largest);
+  for (const CoalescedCall &call : calls) {
+    on_gpu.reach(call.buffers, call.volume);
+    largest = std::max(largest, call.volume.largest);
   }
   on_gpu.prepare(largest);
   // A kernel ends after its second barrier with all ranks, so the workspace is free for the next call.
-  for (size_t i = 0; i < calls.size(); ++i) on_gpu.put(all.one_of(calls[i]), volumes[i], calls[i].root);
-  return on_gpu.end();
-}
-
-phx_status put_barrier_on_gpu(Call &call, phx_work **work) {
-  OnGpu on_gpu(call, work);
-  on_gpu.prepare(0);
-  on_gpu.put_barrier();
+  for (const CoalescedCall &call : calls) on_gpu.put(all.one_of(call), call.volume);
   return on_gpu.end();
 }
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "base/tuning.h"
-#include "group/control.h"
+#include "group/lane.h"
 #include "kernels/copies.h"
 #include "kernels/kernels.h"
 #include "phalanx/phalanx.h"
@@ -18,7 +18,6 @@
 namespace phx {
 
 class Group;
-class Lane;
 class Net;
 class Symm;
 
@@ -52,12 +51,10 @@ class Operation {
   virtual ~Operation() = default;
   // Fills this rank's slot of `epoch` with the data of `round`. An operation whose `place` says that the slot is empty
   // leaves it empty until takes_from_places has returned false.
-  virtual void put(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
+  virtual void put(const Lane &, uint32_t, uint64_t) {}
   // Called when all ranks have arrived at `epoch`. May change `rounds` if all ranks change it in the same way. An error
   // must be the same on all ranks.
-  virtual phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) = 0;
-  // The last epoch whose slots this rank no longer reads, once it has taken `epoch` in a round that is not the last.
-  virtual uint64_t done_after(uint64_t epoch) const { return epoch; }
+  virtual phx_status take(const Lane &, uint32_t, uint64_t) { return PHX_OK; }
   // Whether later operations must not be published before this one is complete: it keeps using slots of earlier rounds.
   virtual bool exclusive() const { return false; }
   // For an operation with a `place`, called when all ranks have arrived at `epoch` of its first round. True: the inputs
@@ -73,6 +70,9 @@ class Operation {
   virtual phx_status compare() { return PHX_OK; }
   // The ranks of other hosts for which go_on waits.
   virtual std::vector<int> late() const { return {}; }
+  // For an operation on symmetric memory: sets where in its block the input of a rank lies. False: the whole input
+  // would not fit there.
+  virtual bool move_input(int /*group_rank*/, size_t /*offset*/) { return false; }
   // Called when the operation is complete; releases what it holds.
   virtual void end() { symm.reset(); }
   // Whether the first round takes all of the input.
@@ -101,27 +101,11 @@ class Operation {
   uint32_t taken = 0;
 
  protected:
+  static constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
+
   Buffers b_;
   size_t in_bytes_;  // what `b_.in` points to on this rank
   std::vector<char> kept_;
-};
-
-// What the make_* functions decide by. Only `blocking` may differ between the ranks of one call, so nothing that peers
-// see may depend on it.
-struct Plan {
-  const Lane &lane;
-  const Tuning &tuning;
-  // The caller waits inside the call, so its input stays valid and need not be copied as a whole.
-  bool blocking;
-  // For a group that spans hosts; its operations are those of ops/hosts.h. The lane joins the ranks of this host.
-  Net *net = nullptr;
-  uint32_t channel = 0;
-
-  size_t chunk_bytes() const;                // how much moves between two barriers
-  size_t chunk_elements(size_t item) const;  // the same in elements of whole cache lines
-  // The same for collectives that move `bytes` from some ranks to others. Unless `bytes` are few there are at least two
-  // chunks, so that the readers read the first while the writers write the second.
-  size_t pipelined_elements(size_t bytes, size_t item) const;
 };
 
 // ---- arithmetic that several operations share
@@ -139,15 +123,54 @@ inline size_t part_elements(size_t count, size_t item, int parts) {
 inline uint32_t rounds_for(size_t count, size_t chunk) {
   return count <= chunk ? 1 : static_cast<uint32_t>((count + chunk - 1) / chunk);
 }
-// How many of these elements move in `round`.
-inline size_t elements_of_round(size_t count, size_t chunk, uint32_t round) {
-  const size_t done = round * chunk;
-  return count > done ? std::min(chunk, count - done) : 0;
+struct Span {
+  size_t begin, count;  // elements
+};
+// Which of `count` elements lie from `at` on, at most `most`.
+inline Span clip(size_t count, size_t at, size_t most) {
+  const size_t begin = std::min(at, count);
+  return {begin, std::min(most, count - begin)};
 }
+// How many of `count` elements move in `round`, `chunk` at a time.
+inline size_t elements_of_round(size_t count, size_t chunk, uint32_t round) {
+  return clip(count, round * chunk, chunk).count;
+}
+
+// What the make_* functions decide by. Only `blocking` may differ between the ranks of one call, so nothing that peers
+// see may depend on it.
+struct Plan {
+  const Lane &lane;
+  const Tuning &tuning;
+  // The caller waits inside the call, so its input stays valid and need not be copied as a whole.
+  bool blocking;
+  // For a group that spans hosts; its operations are those of ops/hosts.h. The lane joins the ranks of this host.
+  Net *net = nullptr;
+  uint32_t channel = 0;
+
+  // How much moves between two barriers.
+  size_t chunk_bytes() const { return std::min<size_t>(lane.slot_bytes(), tuning.chunk_bytes); }
+  // The same in elements of whole cache lines.
+  size_t chunk_elements(size_t item) const { return elements_in(chunk_bytes(), item); }
+  // The same for collectives that move `bytes` from some ranks to others. Unless `bytes` are few there are at least two
+  // chunks, so that the readers read the first while the writers write the second.
+  size_t pipelined_elements(size_t bytes, size_t item) const {
+    // An additional barrier must pay for itself; one_shot_bytes says how many bytes a barrier is worth.
+    if (bytes / 16 < tuning.one_shot_bytes) return chunk_elements(item);
+    return std::min(chunk_elements(item), part_elements(bytes / item, item, 2));
+  }
+};
+
+// Whether an input or output has a block for each rank, on a rank that has one.
+constexpr bool has_blocks(Parts parts) { return parts == Parts::kAll || parts == Parts::kAllOnRoot; }
 
 using OperationPtr = std::unique_ptr<Operation>;
 
-OperationPtr make_barrier();
+// Moves nothing.
+inline OperationPtr make_barrier() {
+  OperationPtr barrier = std::make_unique<Operation>(Buffers{}, 0);
+  barrier->reach = 0;
+  return barrier;
+}
 // Any collective of a group that spans hosts; there its call on this rank is refused if `why` is not NULL.
 OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
                                 int root, const char *why = nullptr);
@@ -182,17 +205,6 @@ inline OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &b
   }
 }
 
-// An operation on symmetric memory. The input lies `offset` bytes into every rank's block, unless move_input changes
-// that for a rank; buffers.in is the input of this rank.
-class SymmOperation : public Operation {
- public:
-  // Sets where in its block the input of a rank lies. False: the whole input would not fit there.
-  virtual bool move_input(int group_rank, size_t offset) = 0;
-
- protected:
-  explicit SymmOperation(const Buffers &buffers) : Operation(buffers, 0) { reach = 0; }
-};
-using SymmOperationPtr = std::unique_ptr<SymmOperation>;
 // Whether a reduction over symmetric memory of `n` ranks takes two steps: each rank reduces one part of all inputs and
 // passes the result on through its slot. In one step, each receiver reads the inputs of all ranks. An all_reduce in
 // place does neither: its results go straight into all blocks.
@@ -200,14 +212,15 @@ inline bool sums_by_parts(Kind kind, bool in_place, int n, int32_t algo) {
   if (kind != Kind::kReduce && (kind != Kind::kAllReduce || in_place)) return false;
   return algo == PHX_ALGO_TWO_SHOT || (algo != PHX_ALGO_ONE_SHOT && n > 2);
 }
-// algo: PHX_ALGO_*, for all_reduce and reduce only.
-SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                           const Reduction &reduction, int root, const Plan &plan, int32_t algo = PHX_ALGO_AUTO);
+// An operation on symmetric memory. The input lies `offset` bytes into every rank's block, unless move_input changes
+// that for a rank; buffers.in is the input of this rank. algo: PHX_ALGO_*, for all_reduce and reduce only.
+OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                       const Reduction &reduction, int root, const Plan &plan, int32_t algo = PHX_ALGO_AUTO);
 // A broadcast that is in place on all ranks; the broadcast of make_symm is not.
-SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
-                                     const Tuning &tuning);
+OperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
+                                 const Tuning &tuning);
 // `name`: the name of the call, for errors. `round`: the round in which the counts are exchanged.
-SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
-                                        const Buffers &buffers, uint32_t round);
+OperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
+                                    const Buffers &buffers, uint32_t round);
 
 }  // namespace phx

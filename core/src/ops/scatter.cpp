@@ -1,13 +1,9 @@
 // all_to_all(_v), reduce_scatter(_v) and scatter on ordinary memory, in their plain form: a slot holds one segment for
-// each rank. Also reduce for few ranks, in which the root reads the slots of all ranks.
-//
-// For each chunk, a rank puts what the others need into its slot, arrives, and takes from the others' slots. There is
-// one barrier per chunk.
+// each rank. Chunks move as in gather.cpp.
 #include <algorithm>
 #include <cstdint>
 
 #include "base/error.h"
-#include "group/lane.h"
 #include "ops/areas.h"
 #include "ops/blocks.h"
 #include "ops/operation.h"
@@ -15,21 +11,14 @@
 namespace phx {
 namespace {
 
-// The elements of a segment. The input has a block for each rank, and a slot has a segment for each block; all segments
-// must fit into the slot.
-size_t segment_for(const Plan &plan, const Buffers &buffers, const Blocks &blocks, size_t most = SIZE_MAX) {
-  const size_t item = buffers.item;
-  return std::max<size_t>(std::min({elements_in(plan.chunk_bytes() / plan.lane.group_size(), item),
-                                    part_elements(std::max<size_t>(blocks.largest(), 1), item, 1), most}),
-                          kLine / item);
-}
-
+// The input has a block for each rank, and a slot has a segment for each block; all segments must fit into the slot.
 class Segmented : public Operation {
  public:
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     char *slot = lane.data(lane.group_rank(), epoch);
     for (int to = 0; to < lane.group_size(); ++to)
-      if (to != lane.group_rank() || !reads_own_) put_block(slot + place(to), round, to);
+      if (to != lane.group_rank() || !reads_own_)
+        in_.put_to(slot + place(to), to, round * segment_, length(in_.count(to), round));
   }
   void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
 
@@ -39,17 +28,15 @@ class Segmented : public Operation {
       : Operation(buffers, 0),
         in_(std::move(in)),
         reads_own_(plan.blocking),
-        segment_(segment_for(plan, buffers, in_, most)) {
+        segment_(std::max<size_t>(std::min({elements_in(plan.chunk_bytes() / plan.lane.group_size(), b_.item),
+                                            part_elements(std::max<size_t>(in_.largest(), 1), b_.item, 1), most}),
+                                  kLine / b_.item)) {
     rounds = rounds_for(in_.largest(), segment_);
     reach = place(plan.lane.group_size());
   }
 
-  size_t clip(size_t count, uint32_t round) const { return elements_of_round(count, segment_, round); }
+  size_t length(size_t count, uint32_t round) const { return elements_of_round(count, segment_, round); }
   size_t place(int group_rank) const { return group_rank * segment_ * b_.item; }  // bytes into a slot
-  void put_block(char *to, uint32_t round, int rank) const {
-    in_.each(rank, round * segment_, clip(in_.count(rank), round),
-             [&](const char *from, size_t done, size_t bytes) { put_bytes(to + done, from, bytes); });
-  }
 
   Blocks in_;
   bool reads_own_;        // this rank's own block is read from the input itself, which cannot change before
@@ -65,12 +52,10 @@ class AllToAll : public Segmented {
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size(), self = lane.group_rank();
     const size_t first = round * segment_, in_slot = place(self);
-    if (reads_own_) out_.copy_from(in_, self, first, clip(out_.count(self), round));
+    if (reads_own_) out_.copy_from(in_, self, first, length(out_.count(self), round));
     for (int i = reads_own_ ? 1 : 0; i < n; ++i) {
       const int from = self + i < n ? self + i : self + i - n;  // so that ranks do not all read from the same one
-      const char *const slot = lane.data(from, epoch) + in_slot;
-      out_.each(from, first, clip(out_.count(from), round),
-                [&](char *to, size_t done, size_t bytes) { copy_bytes(to, slot + done, bytes); });
+      out_.fill(from, first, length(out_.count(from), round), lane.data(from, epoch) + in_slot);
     }
     return PHX_OK;
   }
@@ -108,9 +93,6 @@ class AllToAllV final : public AllToAll {
     AllToAll::keep_input(limit);
     if (exchange_ != nullptr) exchange_->keep_input(limit);
   }
-  uint64_t done_after(uint64_t epoch) const override {
-    return is_even_ && exchange_ != nullptr ? exchange_->done_after(epoch) : epoch;
-  }
   bool exclusive() const override {
     const Operation *const inner = is_even_ ? exchange_.get() : rest_.get();
     return inner != nullptr && inner->exclusive();
@@ -122,16 +104,13 @@ class AllToAllV final : public AllToAll {
     counts_.put(lane, epoch);
     if (std::max(in_.largest(), out_.largest()) > beside_) return;
     char *const slot = lane.data(lane.group_rank(), epoch);
-    for (int to = 0; to < lane.group_size(); ++to)
-      in_.each(to, 0, in_.count(to), [&](const char *from, size_t done, size_t bytes) {
-        put_bytes(slot + place_beside(to) + done, from, bytes);
-      });
+    for (int to = 0; to < lane.group_size(); ++to) in_.put_to(slot + place_beside(to), to, 0, in_.count(to));
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round == 0) {
-      const phx_status status = compare(lane, epoch);
-      if (status != PHX_OK || !is_even_) return status;
+      PHX_TRY(compare(lane, epoch));
+      if (!is_even_) return PHX_OK;
     }
     if (!is_even_) return rest_->take(lane, round - 1, epoch);
     rounds = exchange_ != nullptr ? exchange_->rounds : rounds_evenly_;
@@ -167,22 +146,18 @@ class AllToAllV final : public AllToAll {
     PHX_TRY(counts_.read(lane, epoch, nullptr, evens));
     const size_t most = counts_.most_sent();
     rounds = 1;
-    if (any_even || most > beside_) return begin_rest(most);
+    if (any_even || most > beside_) {
+      if (most / (2 * largest_part(plan_, b_.item)) >= UINT32_MAX - 1)
+        return fail(PHX_ERR_MISMATCH, "all_to_all_v", "a count of %zu is more than memory can hold", most);
+      rest_ = make_exchange(plan_, b_, most, std::move(in_), std::move(out_));
+      rest_->first_epoch = first_epoch + 1;
+      rounds = 1 + rest_->rounds;
+      return PHX_OK;
+    }
     for (int i = 0; i < n; ++i) {
       const int from = (self + i) % n;
-      const char *const slot = lane.data(from, epoch) + place_beside(self);
-      out_.each(from, 0, out_.count(from),
-                [&](char *to, size_t done, size_t bytes) { copy_bytes(to, slot + done, bytes); });
+      out_.fill(from, 0, out_.count(from), lane.data(from, epoch) + place_beside(self));
     }
-    return PHX_OK;
-  }
-
-  phx_status begin_rest(size_t most) {
-    if (most / (2 * largest_part(plan_, b_.item)) >= UINT32_MAX - 1)
-      return fail(PHX_ERR_MISMATCH, "all_to_all_v", "a count of %zu is more than memory can hold", most);
-    rest_ = make_exchange(plan_, b_, most, std::move(in_), std::move(out_));
-    rest_->first_epoch = first_epoch + 1;
-    rounds = 1 + rest_->rounds;
     return PHX_OK;
   }
 
@@ -205,7 +180,7 @@ class ReduceScatter final : public Segmented {
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size();
     const int self = lane.group_rank();
-    const size_t count = clip(in_.count(self), round);
+    const size_t count = length(in_.count(self), round);
     if (count == 0) return PHX_OK;
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch) + place(self);
@@ -231,9 +206,9 @@ class Scatter final : public Segmented {
     for (int to = 0; to < lane.group_size(); ++to) {
       char *const slot = lane.data(root_, epoch) + place(to);
       if (to == root_)
-        in_.copy_to(output(round), to, round * segment_, clip(in_.count(to), round));
+        in_.copy_to(output(round), to, round * segment_, length(in_.count(to), round));
       else
-        in_.each(to, round * segment_, clip(in_.count(to), round),
+        in_.each(to, round * segment_, length(in_.count(to), round),
                  [&](const char *from, size_t done, size_t bytes) { put_one_way(slot + done, from, bytes); });
     }
   }
@@ -241,7 +216,7 @@ class Scatter final : public Segmented {
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int self = lane.group_rank();
     if (!is_root_)
-      copy_bytes(output(round), lane.data(root_, epoch) + place(self), clip(in_.count(self), round) * b_.item);
+      copy_bytes(output(round), lane.data(root_, epoch) + place(self), length(in_.count(self), round) * b_.item);
     return PHX_OK;
   }
   void keep_input(size_t limit) override {
@@ -253,43 +228,6 @@ class Scatter final : public Segmented {
 
   const int root_;
   const bool is_root_;
-};
-
-class Reduce final : public Operation {
- public:
-  Reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root)
-      : Operation(buffers, buffers.count * buffers.item),
-        reduction_(reduction),
-        root_(root),
-        blocking_(plan.blocking),
-        chunk_(plan.chunk_elements(buffers.item)) {
-    rounds = rounds_for(b_.count, chunk_);
-    reach = std::min(b_.count, chunk_) * b_.item;
-  }
-
-  void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() != root_ || !blocking_)
-      put_bytes(lane.data(lane.group_rank(), epoch), input(round), length(round) * b_.item);
-  }
-
-  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() != root_) return PHX_OK;
-    const int n = lane.group_size();
-    const void *inputs[kMaxGroupSize];
-    for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch);
-    if (blocking_) inputs[root_] = input(round);
-    reduction_.fn(b_.out + round * chunk_ * b_.item, inputs, n, length(round), n, reduction_.scale);
-    return PHX_OK;
-  }
-
- private:
-  size_t length(uint32_t round) const { return elements_of_round(b_.count, chunk_, round); }
-  const char *input(uint32_t round) const { return b_.in + round * chunk_ * b_.item; }
-
-  const Reduction reduction_;
-  const int root_;
-  const bool blocking_;
-  const size_t chunk_;
 };
 
 }  // namespace
@@ -314,13 +252,6 @@ OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const
 
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root) {
   return std::make_unique<Scatter>(plan, buffers, root);
-}
-
-OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {
-  // In a large group the root would read all inputs while the others wait; there all ranks share the work.
-  const bool share = plan.lane.group_size() >= 4 && buffers.count * buffers.item > plan.tuning.one_shot_bytes;
-  if (share) return make_two_shot(plan, buffers, reduction, root);
-  return std::make_unique<Reduce>(plan, buffers, reduction, root);
 }
 
 }  // namespace phx

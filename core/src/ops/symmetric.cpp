@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "group/group.h"
-#include "group/lane.h"
 #include "ops/blocks.h"
 #include "ops/bypass.h"
 #include "ops/operation.h"
@@ -15,12 +14,13 @@
 namespace phx {
 namespace {
 
-class OnSymm : public SymmOperation {
+class OnSymm : public Operation {
  protected:
   OnSymm(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers)
-      : SymmOperation(buffers), offsets_(handle->size(), offset), n_(handle->size()), self_(handle->group_rank()) {
+      : Operation(buffers, 0), offsets_(handle->size(), offset), n_(handle->size()), self_(handle->group_rank()) {
     symm = std::move(handle);
     rounds = 2;
+    reach = 0;
   }
 
   bool move_input(int group_rank, size_t offset) override {
@@ -28,15 +28,9 @@ class OnSymm : public SymmOperation {
     offsets_[group_rank] = offset;
     return true;
   }
-  virtual size_t input_bytes(int group_rank) const = 0;
+  virtual size_t input_bytes(int /*group_rank*/) const { return b_.count * b_.item; }
 
   bool takes_input_at_once() const override { return false; }
-  void put(const Lane &, uint32_t, uint64_t) override {}
-  phx_status take(const Lane &, uint32_t round, uint64_t) override {
-    if (round == 0) move();
-    return PHX_OK;
-  }
-  virtual void move() const = 0;
 
   char *at(int group_rank, size_t element) const {
     return symm->buffer(group_rank) + offsets_[group_rank] + element * b_.item;
@@ -48,9 +42,7 @@ class OnSymm : public SymmOperation {
   }
   // The same to the block of the output that is for that rank.
   void fetch(int group_rank, size_t begin, const Blocks &out, kernels::Copy bypass) const {
-    out.each(group_rank, 0, out.count(group_rank), [&](char *to, size_t done, size_t bytes) {
-      deliver_bytes(to, at(group_rank, begin) + done, bytes, bypass);
-    });
+    out.fill(group_rank, 0, out.count(group_rank), at(group_rank, begin), bypass);
   }
 
   void reduce(const Reduction &reduction, char *out, size_t begin, size_t count, bool bypass) const {
@@ -81,42 +73,30 @@ class Symmetric final : public OnSymm {
         push_(std::max<size_t>(tuning.push_bytes / buffers.item, 1)),
         bypass_(traits_of(kind).reduces ? BypassUse::kSymmReduce : BypassUse::kSymmCopy,
                 is_small(tuning) ? 0 : results() * buffers.item, tuning.streaming_bytes,
-                !is_small(tuning) && stores()) {}
+                !is_small(tuning) && receives() && (traits_of(kind).root != Root::kNone || b_.in != b_.out)) {}
 
-  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+  phx_status take(const Lane &, uint32_t round, uint64_t) override {
     const Bypass::Clock clock(bypass_);
-    return OnSymm::take(lane, round, epoch);
+    if (round == 0) move();
+    return PHX_OK;
   }
 
  private:
   size_t input_bytes(int group_rank) const override {
     return b_.item * (traits_of(kind_).in == Parts::kOne ? out_.count(group_rank) : in_.total());
   }
-  void move() const override {
-    switch (kind_) {
-      case Kind::kAllReduce:
-        if (b_.out == b_.in)
-          reduce_in_place();
-        else
-          reduce(reduction_, b_.out, 0, b_.count, bool{bypass_});
-        return;
-      case Kind::kReduceScatter:
-      case Kind::kReduceScatterV: reduce(reduction_, b_.out, in_.start(self_), in_.count(self_), bool{bypass_}); return;
-      case Kind::kReduce:
-        if (self_ == root_) reduce(reduction_, b_.out, 0, b_.count, bool{bypass_});
-        return;
-      case Kind::kAllGather:
-      case Kind::kAllGatherV: gather(0); return;
-      case Kind::kGather:
-        if (self_ == root_) gather(0);
-        return;
-      case Kind::kAllToAll: gather(in_.start(self_)); return;
-      case Kind::kScatter: fetch(root_, in_.start(self_), b_.count, bypass_.copy()); return;
-      case Kind::kBroadcast:  // out of place: the receivers' buffers may lie anywhere
-        if (self_ != root_) fetch(root_, 0, b_.count, bypass_.copy());
-        return;
-      default: return;
-    }
+  void move() const {
+    const CollectiveTraits &traits = traits_of(kind_);
+    if (kind_ == Kind::kAllReduce && b_.in == b_.out) return reduce_in_place();
+    if (!receives()) return;
+    const bool has_own = has_blocks(traits.in);  // of an input, one block is for this rank
+    const size_t begin = has_own ? in_.start(self_) : 0;
+    if (traits.reduces)
+      reduce(reduction_, b_.out, begin, has_own ? in_.count(self_) : b_.count, bool{bypass_});
+    else if (traits.root == Root::kGives)
+      fetch(root_, begin, b_.count, bypass_.copy());
+    else
+      gather(begin);
   }
 
   // Fetches the block of every rank that begins at `element` of its input.
@@ -133,30 +113,28 @@ class Symmetric final : public OnSymm {
   // The elements of the results, or of all that is added up to them.
   size_t results() const {
     const CollectiveTraits &traits = traits_of(kind_);
-    if (traits.out == Parts::kAll || traits.out == Parts::kAllOnRoot) return out_.total();
+    if (has_blocks(traits.out)) return out_.total();
     return traits.reduces && traits.in == Parts::kAll ? in_.total() : b_.count;
   }
-  // Whether this rank has results, and not in place.
-  bool stores() const {
+  // Whether this rank gets results. Those of a broadcast are out of place: the receivers' buffers may lie anywhere.
+  bool receives() const {
     const Root root = traits_of(kind_).root;
-    return root == Root::kTakes   ? self_ == root_
-           : root == Root::kGives ? self_ != root_ || kind_ == Kind::kScatter
-                                  : b_.in != b_.out;
+    return root == Root::kNone || (root == Root::kTakes) == (self_ == root_) || kind_ == Kind::kScatter;
   }
 
   // Two-shot without staging: this rank alone touches its part, on every rank, so it may overwrite it everywhere.
   void reduce_in_place() const {
     const size_t part = part_elements(b_.count, b_.item, n_);
-    size_t begin = std::min(b_.count, part * self_);
-    const size_t end = std::min(b_.count, begin + part);
+    const Span mine = clip(b_.count, part * self_, part);
     if (n_ <= kFewRanks) {
       const void *blocks[kFewRanks];
-      for (int i = 0; i < n_; ++i) blocks[i] = at(i, begin);
+      for (int i = 0; i < n_; ++i) blocks[i] = at(i, mine.begin);
       const auto into_all = kernels::find_reduce(reduction_.dtype, reduction_.op, kernels::Results::kIntoAll);
-      if (begin < end) into_all(nullptr, blocks, n_, end - begin, n_, reduction_.scale);
+      if (mine.count != 0) into_all(nullptr, blocks, n_, mine.count, n_, reduction_.scale);
       return;
     }
-    for (; begin < end; begin += push_) {  // sums stay in the cache until they are pushed
+    // Sums stay in the cache until they are pushed.
+    for (size_t begin = mine.begin, end = begin + mine.count; begin < end; begin += push_) {
       const size_t count = std::min(push_, end - begin);
       reduce(reduction_, at(self_, begin), begin, count, false);
       for (int i = 1; i < n_; ++i) copy_bytes(at((self_ + i) % n_, begin), at(self_, begin), count * b_.item);
@@ -218,19 +196,10 @@ class SymmetricSum final : public OnSymm {
   }
 
  private:
-  static constexpr size_t kPieceBytes = 16 << 10;  // a third of a first-level cache
-  struct Span {
-    size_t begin;  // elements
-    size_t count;
-  };
-
-  size_t input_bytes(int) const override { return b_.count * b_.item; }
-  void move() const override {}
   // Which elements the chunk of a rank's part has.
   Span span(int group_rank, uint32_t chunk) const {
-    const size_t begin = std::min(b_.count, part_ * group_rank), end = std::min(b_.count, begin + part_);
-    const size_t first = std::min(end, begin + chunk * chunk_);
-    return {first, std::min(end - first, chunk_)};
+    const Span part = clip(b_.count, part_ * group_rank, part_), some = clip(part.count, chunk * chunk_, chunk_);
+    return {part.begin + some.begin, some.count};
   }
 
   const Reduction reduction_;
@@ -253,14 +222,14 @@ class SymmetricBroadcast final : public OnSymm {
         bypass_(self_ == root ? BypassUse::kSymmBroadcastRoot : BypassUse::kSymmBroadcast, buffers.count * buffers.item,
                 tuning.streaming_bytes) {}
 
-  phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
+  phx_status take(const Lane &, uint32_t round, uint64_t) override {
     const Bypass::Clock clock(bypass_);
-    return OnSymm::take(lane, round, epoch);
+    if (round == 0) move();
+    return PHX_OK;
   }
 
  private:
-  size_t input_bytes(int) const override { return b_.count * b_.item; }
-  void move() const override {
+  void move() const {
     if (self_ != root_) {
       deliver_bytes(at(self_, 0), at(root_, 0), fetched_ * b_.item, bypass_.copy());
       return;
@@ -309,7 +278,6 @@ class SymmetricAllToAllV final : public OnSymm {
   }
 
  private:
-  void move() const override {}
   size_t input_bytes(int) const override { return 0; }  // not known yet: checked when the counts are read
 
   const uint32_t round_;
@@ -320,8 +288,8 @@ class SymmetricAllToAllV final : public OnSymm {
 
 }  // namespace
 
-SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
-                           const Reduction &reduction, int root, const Plan &plan, int32_t algo) {
+OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers,
+                       const Reduction &reduction, int root, const Plan &plan, int32_t algo) {
   if (sums_by_parts(kind, buffers.out == buffers.in, symm->size(), algo)) {
     const int to = kind == Kind::kReduce ? root : -1;
     return std::make_unique<SymmetricSum>(std::move(symm), offset, buffers, reduction, to, plan);
@@ -329,13 +297,13 @@ SymmOperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset,
   return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, plan.tuning);
 }
 
-SymmOperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
-                                     const Tuning &tuning) {
+OperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
+                                 const Tuning &tuning) {
   return std::make_unique<SymmetricBroadcast>(std::move(symm), offset, buffers, root, tuning);
 }
 
-SymmOperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
-                                        const Buffers &buffers, uint32_t round) {
+OperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
+                                    const Buffers &buffers, uint32_t round) {
   return std::make_unique<SymmetricAllToAllV>(group, name, std::move(symm), offset, buffers, round);
 }
 

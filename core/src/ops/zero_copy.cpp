@@ -15,7 +15,6 @@
 #include <cstring>
 
 #include "base/hash.h"
-#include "group/lane.h"
 #include "ops/zero_copy.h"
 #include "symm/table.h"
 
@@ -31,11 +30,11 @@ bool only_root_gives(Kind kind) { return traits_of(kind).root == Root::kGives; }
 // A call that can perhaps be done directly, which means that inputs are read where they lie.
 struct Candidate {
   CoalescedCall call;
-  size_t index = 0;         // in the list
-  InputLocation place;      // of this rank's input, if it can be read there
-  SymmOperationPtr direct;  // NULL: not needed, or its symmetric memory is not known yet
-  bool is_direct = false;   // the same on all ranks
-  bool missed = false;      // this rank has to read the root's input and does not find it
+  size_t index = 0;        // in the list
+  InputLocation place;     // of this rank's input, if it can be read there
+  OperationPtr direct;     // NULL: not needed, or its symmetric memory is not known yet
+  bool is_direct = false;  // the same on all ranks
+  bool missed = false;     // this rank has to read the root's input and does not find it
 };
 
 class ZeroCopy final : public Operation {
@@ -105,15 +104,12 @@ class ZeroCopy final : public Operation {
     return PHX_OK;
   }
 
-  uint64_t done_after(uint64_t epoch) const override {
-    return rest_ != nullptr && epoch >= rest_->first_epoch ? rest_->done_after(epoch) : epoch;
-  }
   bool exclusive() const override { return rest_ != nullptr && rest_->exclusive(); }
   bool takes_input_at_once() const override { return false; }
   void keep_input(size_t limit) override {
     if (!is_list_) return;  // a single call has more than the limit, otherwise it would be staged
     if (staged_ != nullptr) staged_->keep_input(limit);
-    keep_inputs(&calls_, n_, self_, limit, &kept_);
+    keep_inputs(&calls_, limit, &kept_);
   }
   void end() override {
     rest_ = nullptr;
@@ -133,7 +129,7 @@ class ZeroCopy final : public Operation {
       return at;
     }
     const CoalescedCall &call = candidates_[candidate].call;
-    return {only_root_gives(call.kind) && call.root != rank ? kReads : 0, 0};
+    return {only_root_gives(call.kind()) && call.root() != rank ? kReads : 0, 0};
   }
 
   // Decides which calls are done directly, and marks the inputs that this rank has to read and cannot find. False: no
@@ -150,13 +146,13 @@ class ZeroCopy final : public Operation {
     for (size_t k = 0; k < candidates_.size(); ++k) {
       Candidate &candidate = candidates_[k];
       const CoalescedCall &call = candidate.call;
-      const bool rooted = only_root_gives(call.kind);
+      const bool rooted = only_root_gives(call.kind());
       // Copied once, so that what is used is what was checked.
-      const InputLocation from = place_of(lane, epoch, rooted ? call.root : self_, k);
+      const InputLocation from = place_of(lane, epoch, rooted ? call.root() : self_, k);
       if (!from.leaves_slot_empty()) continue;
       if (rooted && candidate.direct == nullptr) find_root(call, from.key, &candidate);
       bool fits = true;
-      bool inside = candidate.direct != nullptr && (!rooted || candidate.direct->move_input(call.root, from.offset));
+      bool inside = candidate.direct != nullptr && (!rooted || candidate.direct->move_input(call.root(), from.offset));
       for (int i = 0; i < n_; ++i) {
         const InputLocation at = place_of(lane, epoch, i, k);
         fits = fits && (rooted ? at.key != 0 : at.key == from.key);
@@ -176,7 +172,7 @@ class ZeroCopy final : public Operation {
   void find_root(const CoalescedCall &call, uint64_t key, Candidate *candidate) {
     std::shared_ptr<Symm> symm = SymmDirectory::of_process().find_key(group_.members(), self_, key);
     if (symm != nullptr)
-      candidate->direct = make_symm(call.kind, std::move(symm), 0, call.buffers, call.reduction, call.root, plan_);
+      candidate->direct = make_symm(call.kind(), std::move(symm), 0, call.buffers, call.reduction, call.root(), plan_);
   }
 
   void begin_direct() {
@@ -266,7 +262,7 @@ InputLocation place_in(const Symm &symm, Kind kind, const Buffers &buffers) {
 std::vector<Candidate> candidates_of(const std::vector<CoalescedCall> &calls, const Lane &lane) {
   std::vector<Candidate> candidates;
   for (size_t i = 0; i < calls.size() && candidates.size() < lane.slot_bytes() / sizeof(InputLocation); ++i) {
-    if (input_bytes(calls[i], lane.group_size(), std::max(calls[i].root, 0)) < kSmallestInput) continue;
+    if (calls[i].volume.largest < kSmallestInput) continue;
     candidates.emplace_back();
     candidates.back().call = calls[i];
     candidates.back().index = i;
@@ -274,12 +270,13 @@ std::vector<Candidate> candidates_of(const std::vector<CoalescedCall> &calls, co
   return candidates;
 }
 
-}  // namespace
-
+// Whether it pays to look an input of `in_bytes` up in symmetric memory.
 bool pays_to_look(const Group &group, size_t in_bytes) {
   return in_bytes >= kSmallestInput && group.size() != 1 && !group.spans_hosts() &&
          (in_bytes >= kSmallestCrowded || !group.is_crowded());
 }
+
+}  // namespace
 
 std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes) {
   const SymmDirectory &directory = SymmDirectory::of_process();
@@ -292,18 +289,18 @@ bool may_find_input(const Group &group, size_t in_bytes) {
   return pays_to_look(group, in_bytes) && !directory.empty() && directory.has_any(group.members(), group.group_rank());
 }
 
-OperationPtr with_zero_copy_of_large(const Call &call, size_t in_bytes, OperationPtr staged, bool blocking, int root) {
+OperationPtr with_zero_copy_of_large(const Call &call, const Plan &plan, size_t in_bytes, OperationPtr staged) {
   const Group &group = call.group();
   const Kind kind = call.kind();
+  const int root = call.root();
   if (call.options().algo != PHX_ALGO_AUTO || group.spans_hosts()) return staged;
   // The caller may change an input of at most this size as soon as the start returns, so peers cannot read it later.
-  if (!blocking && in_bytes <= group.eager_bytes()) return staged;
+  if (!plan.blocking && in_bytes <= group.eager_bytes()) return staged;
   const bool reads = only_root_gives(kind) && group.group_rank() != root;  // this rank has no input
   Buffers buffers = call.buffers();
   if (!reads && buffers.in == nullptr) return staged;  // a list of blocks
   std::shared_ptr<Symm> symm = reads ? nullptr : find_input(group, buffers.in, in_bytes);
   if (reads ? !may_find_input(group, in_bytes) : symm == nullptr) return staged;
-  const Plan plan = call.plan(nullptr);
   std::vector<Candidate> candidates(1);
   if (reads) {
     candidates[0].place.key = kReads;
@@ -315,7 +312,7 @@ OperationPtr with_zero_copy_of_large(const Call &call, size_t in_bytes, Operatio
                                : make_symm(kind, std::move(symm), offset, buffers, call.reduction(), root, plan);
   }
   buffers.lists = nullptr;  // valid only now
-  candidates[0].call = {kind, buffers, call.reduction(), root, call.record()};
+  candidates[0].call = {buffers, call.reduction(), call.record(), {}};
   return std::make_unique<ZeroCopy>(call, plan, std::vector<CoalescedCall>(), std::move(candidates), std::move(staged));
 }
 
@@ -331,19 +328,19 @@ OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const 
   for (Candidate &candidate : candidates) {
     const CoalescedCall &part = candidate.call;
     const Buffers &buffers = part.buffers;
-    const size_t bytes = input_bytes(part, group.size(), std::max(part.root, 0));
+    const size_t bytes = part.volume.largest;
     if (bytes <= most_kept) continue;
-    if (only_root_gives(part.kind) && part.root != self) {
+    if (only_root_gives(part.kind()) && part.root() != self) {
       others += bytes;
       continue;
     }
     // A reduction in two steps needs more arrivals than the one that all direct calls share.
-    if (sums_by_parts(part.kind, buffers.in == buffers.out, group.size(), PHX_ALGO_AUTO)) continue;
+    if (sums_by_parts(part.kind(), buffers.in == buffers.out, group.size(), PHX_ALGO_AUTO)) continue;
     std::shared_ptr<Symm> symm = directory.find(group.members(), self, buffers.in, bytes);
     if (symm == nullptr) continue;
     own += bytes;
-    candidate.place = place_in(*symm, part.kind, buffers);
-    candidate.direct = make_symm(part.kind, std::move(symm), 0, buffers, part.reduction, part.root, plan);
+    candidate.place = place_in(*symm, part.kind(), buffers);
+    candidate.direct = make_symm(part.kind(), std::move(symm), 0, buffers, part.reduction, part.root(), plan);
   }
   const bool reads = may_find_input(group, others);
   if (!pays_to_look(group, own + (reads ? others : 0))) return make_coalesced(plan, calls);
@@ -351,7 +348,7 @@ OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const 
   if (own == 0) staged = make_coalesced(plan, calls);
   for (Candidate &candidate : candidates) {
     const CoalescedCall &part = candidate.call;
-    if (reads && only_root_gives(part.kind) && part.root != self) candidate.place.key = kReads;
+    if (reads && only_root_gives(part.kind()) && part.root() != self) candidate.place.key = kReads;
   }
   return std::make_unique<ZeroCopy>(call, plan, calls, std::move(candidates), std::move(staged));
 }
