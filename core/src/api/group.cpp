@@ -1,9 +1,11 @@
 // Implements phx_group_*.
 #include <algorithm>
 #include <cstring>
+#include <functional>
 
 #include "api/entry.h"
 #include "base/hash.h"
+#include "base/tuning.h"
 #include "gpu/gpu_group.h"
 #include "group/attempt.h"
 #include "net/net.h"
@@ -102,9 +104,7 @@ phx_status make(phx_world *world, const char *operation, phx::GroupParams params
     w.note_failed_attempt(name_key, attempt);
     return status;
   }
-  phx_group *handle = new phx_group;
-  handle->ptr = std::move(group);
-  *out = handle;
+  *out = new phx_group{{1}, std::move(group)};
   return PHX_OK;
 }
 
@@ -119,14 +119,30 @@ phx_status derive(const char *operation, phx_group *group, bool agrees, const ch
     if (status == PHX_OK && name != nullptr) status = check_name(operation, name);
     if (status != PHX_OK) return agrees ? parent.refuse_agreement() : parent.refuse_exchange();
     std::shared_ptr<phx::Group> derived;
-    status = derive_group(parent, name != nullptr ? name : parent.name(), timeout, &derived);
-    if (status != PHX_OK) return status;
-    *out = nullptr;
-    if (derived) {
-      *out = new phx_group;
-      (*out)->ptr = std::move(derived);
-    }
+    PHX_TRY(derive_group(parent, name != nullptr ? name : parent.name(), timeout, &derived));
+    *out = derived ? new phx_group{{1}, std::move(derived)} : nullptr;
     return PHX_OK;
+  });
+}
+
+// The values by which a group chooses its algorithms are the same on all its ranks.
+template <class Values, class Get>
+phx_status get_tuning(const char *operation, phx_group *group, Values *out, const Get &get) {
+  return with_handle(operation, group, [&](phx::Group &g) { return phx::copy_out(get(g), out, operation); });
+}
+
+// Calls agree(group, values, resolved timeout in ms).
+template <class Values, class Agree>
+phx_status set_tuning(const char *operation, phx_group *group, const Values *values, int64_t timeout_ms,
+                      const Agree &agree) {
+  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+    Values copy{};
+    phx_status status =
+        values == nullptr ? fail(PHX_ERR_INVALID, operation, "tuning is NULL") : phx::read_in(values, &copy, operation);
+    if (status == PHX_OK && copy.flags != 0) status = fail(PHX_ERR_INVALID, operation, "flags must be 0");
+    int64_t timeout = 0;
+    if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
+    return status == PHX_OK ? agree(g, copy, timeout) : g.refuse_exchange();
   });
 }
 
@@ -141,13 +157,11 @@ phx_status phx_group_create(phx_world *world, const char *name, const int32_t *r
 
 phx_status phx_group_create_with_options(phx_world *world, const char *name, const int32_t *ranks, int32_t count,
                                          const phx_group_options *options, int64_t timeout_ms, phx_group **out) {
-  const char *operation = "group_create";
-  return with_live_handle(operation, world, [&](const phx::World &w) -> phx_status {
+  return with_live_handle("group_create", world, [&](const phx::World &w, const char *operation) -> phx_status {
     int self = -1;
-    phx_status status = check_name(operation, name);
-    if (status == PHX_OK) status = check_size(operation, name, count);
-    if (status == PHX_OK) status = check_ranks(operation, w, name, ranks, count, &self);
-    if (status != PHX_OK) return status;
+    PHX_TRY(check_name(operation, name));
+    PHX_TRY(check_size(operation, name, count));
+    PHX_TRY(check_ranks(operation, w, name, ranks, count, &self));
     phx::GroupParams params;
     params.name = name;
     params.ranks.assign(ranks, ranks + count);
@@ -157,7 +171,7 @@ phx_status phx_group_create_with_options(phx_world *world, const char *name, con
     // Groups of the same name with other ranks, such as the rows of a mesh, may be created at the same time.
     const uint64_t members = phx::hash_bytes(ranks, count * sizeof *ranks);
     params.name_key = w.job() + "/group/" + name + "/" + std::to_string(members);
-    status = read_options(operation, options, &params);
+    const phx_status status = read_options(operation, options, &params);
     return make(world, operation, std::move(params), status, timeout_ms, out);
   });
 }
@@ -170,11 +184,10 @@ phx_status phx_group_attach(phx_world *world, const char *name, int32_t group_ra
 phx_status phx_group_attach_with_options(phx_world *world, const char *name, int32_t group_rank, int32_t group_size,
                                          phx_store *store, const phx_group_options *options, int64_t timeout_ms,
                                          phx_group **out) {
-  const char *operation = "group_attach";
-  return with_live_handle(operation, world, [&](const phx::World &w) -> phx_status {
-    phx_status status = check_name(operation, name);
-    if (status == PHX_OK) status = check_size(operation, name, group_size);
-    if (status != PHX_OK) return status;
+  return with_live_handle("group_attach", world, [&](const phx::World &w, const char *operation) -> phx_status {
+    PHX_TRY(check_name(operation, name));
+    PHX_TRY(check_size(operation, name, group_size));
+    phx_status status = PHX_OK;
     if (group_rank < 0 || group_rank >= group_size)
       status = fail_text(PHX_ERR_INVALID, operation,
                          "%s '%s': group_rank is %d, which is not in the group of %d ranks; give 0 to the size minus 1",
@@ -205,14 +218,11 @@ phx_status phx_group_split(phx_group *group, int32_t color, int32_t key, const c
 }
 
 phx_status phx_group_shrink(phx_group *group, const char *name, int64_t timeout_ms, phx_group **out) {
-  return derive("group_shrink", group, true, name, timeout_ms, out,
-                [](phx::Group &parent, const std::string &new_name, int64_t timeout,
-                   std::shared_ptr<phx::Group> *derived) { return parent.shrink(new_name, timeout, derived); });
+  return derive("group_shrink", group, true, name, timeout_ms, out, std::mem_fn(&phx::Group::shrink));
 }
 
 phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int64_t timeout_ms) {
-  const char *operation = "group_agree";
-  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_live_handle("group_agree", group, [&](phx::Group &g, const char *operation) -> phx_status {
     int64_t timeout = 0;
     phx_status status = g.resolve_timeout(operation, timeout_ms, &timeout);
     if (status == PHX_OK && bits == nullptr) status = fail(PHX_ERR_INVALID, operation, "inout_bits is NULL");
@@ -221,8 +231,7 @@ phx_status phx_group_agree(phx_group *group, uint64_t *bits, uint8_t *alive, int
 }
 
 phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
-  const char *operation = "group_get_info";
-  return with_handle(operation, group, [&](phx::Group &g) {
+  return with_handle("group_get_info", group, [&](phx::Group &g, const char *operation) {
     phx_group_info info = PHX_GROUP_INFO_INIT;
     info.group_rank = g.group_rank();
     info.group_size = g.size();
@@ -238,6 +247,15 @@ phx_status phx_group_get_info(phx_group *group, phx_group_info *out) {
   });
 }
 
+phx_status phx_group_get_stats(phx_group *group, phx_group_stats *out) {
+  return with_handle("group_get_stats", group, [&](phx::Group &g, const char *operation) {
+    phx_group_stats stats = PHX_GROUP_STATS_INIT;
+    stats.eager_bytes = g.eager_bytes();
+    for (uint32_t i = 0; i < g.channels(); ++i) stats.zero_copies += phx::collectives_of(g).engine(i).zero_copies();
+    return phx::copy_out(stats, out, operation);
+  });
+}
+
 int32_t phx_group_rank(const phx_group *group) {
   return phx::check_handle("group_rank", group) == PHX_OK ? group->ptr->group_rank() : -1;
 }
@@ -247,16 +265,14 @@ int32_t phx_group_size(const phx_group *group) {
 }
 
 phx_status phx_group_revoke(phx_group *group, const char *reason) {
-  const char *operation = "group_revoke";
-  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_handle("group_revoke", group, [&](phx::Group &g, const char *operation) -> phx_status {
     g.revoke(operation, reason);
     return PHX_OK;
   });
 }
 
 phx_status phx_group_get_error(phx_group *group, phx_error_info *out) {
-  const char *operation = "group_get_error";
-  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_handle("group_get_error", group, [&](phx::Group &g, const char *operation) -> phx_status {
     phx::gpu_of(g).note_launches();
     if (!g.failed())
       return fail(PHX_ERR_NOT_FOUND, operation, "group '%s' has not failed, so there is no error to return",
@@ -268,8 +284,7 @@ phx_status phx_group_get_error(phx_group *group, phx_error_info *out) {
 }
 
 phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why) {
-  const char *operation = "group_refuse";
-  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_live_handle("group_refuse", group, [&](phx::Group &g, const char *operation) -> phx_status {
     if (channel >= g.channels())
       return fail(PHX_ERR_INVALID, operation,
                   "channel is %u, but group '%s' has %u channels, numbered from 0; use one of them, or raise "
@@ -283,11 +298,43 @@ phx_status phx_group_refuse(phx_group *group, uint32_t channel, const char *why)
 }
 
 phx_status phx_group_set_timeout(phx_group *group, int64_t timeout_ms) {
-  const char *operation = "group_set_timeout";
-  return with_handle(operation, group, [&](phx::Group &g) {
+  return with_handle("group_set_timeout", group, [&](phx::Group &g, const char *operation) {
     const phx_status status = phx::check_default_timeout(operation, timeout_ms);
     if (status == PHX_OK) g.set_timeout_ms(timeout_ms);
     return status;
+  });
+}
+
+phx_status phx_group_get_tuning(phx_group *group, phx_tuning *out) {
+  return get_tuning("group_get_tuning", group, out, std::mem_fn(&phx::Group::tuning));
+}
+
+phx_status phx_group_set_tuning(phx_group *group, const phx_tuning *tuning, int64_t timeout_ms) {
+  return set_tuning("group_set_tuning", group, tuning, timeout_ms, std::mem_fn(&phx::Group::agree_tuning));
+}
+
+phx_status phx_group_save_tuning(phx_group *group, const char *path) {  // NULL: to tuning_path()
+  return with_handle("group_save_tuning", group, [&](phx::Group &g) {
+    return phx::save_tuning(path != nullptr ? path : "", g.size(), g.tuning());
+  });
+}
+
+const char *phx_tuning_host(void) { return phx::tuning_host().c_str(); }
+
+phx_status phx_group_get_gpu_tuning(phx_group *group, phx_gpu_tuning *out) {
+  return get_tuning("group_get_gpu_tuning", group, out, [](phx::Group &g) { return phx::gpu_of(g).tuning(); });
+}
+
+phx_status phx_group_set_gpu_tuning(phx_group *group, const phx_gpu_tuning *tuning, int64_t timeout_ms) {
+  return set_tuning("group_set_gpu_tuning", group, tuning, timeout_ms,
+                    [](phx::Group &g, const phx::GpuTuning &wish, int64_t timeout) {
+                      return phx::gpu_of(g).agree_tuning(wish, timeout);
+                    });
+}
+
+phx_status phx_group_save_gpu_tuning(phx_group *group, const char *path) {
+  return with_handle("group_save_gpu_tuning", group, [&](phx::Group &g, const char *operation) {
+    return phx::gpu_of(g).save_tuning(operation, path != nullptr ? path : "");
   });
 }
 

@@ -1,10 +1,11 @@
-// Functions that need no world: versions, names, sizes, errors, the log and the interrupt hook.
+// Functions that need no world: versions, names, sizes, errors, environment variables, the log and the interrupt hook.
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
 #include "api/entry.h"
 #include "base/build.h"
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "kernels/kernels.h"
@@ -17,41 +18,27 @@
 
 namespace {
 
-struct DtypeRow {
+// From -1 down.
+constexpr const char *kErrors[] = {
+    "PHX_ERR_INVALID",   "PHX_ERR_UNSUPPORTED", "PHX_ERR_NO_MEMORY", "PHX_ERR_TIMEOUT",
+    "PHX_ERR_PEER_DEAD", "PHX_ERR_REVOKED",     "PHX_ERR_MISMATCH",  "PHX_ERR_EXISTS",
+    "PHX_ERR_NOT_FOUND", "PHX_ERR_IN_USE",      "PHX_ERR_SYSTEM",    "PHX_ERR_DEVICE",
+    "PHX_ERR_ABI",       "PHX_ERR_PERMISSION",  "PHX_ERR_INTERNAL",  "PHX_ERR_INTERRUPTED"};
+static_assert(sizeof kErrors / sizeof kErrors[0] == -PHX_ERR_INTERRUPTED);
+
+struct Row {
   const char *name;
   size_t size;
 };
-constexpr DtypeRow kDtypes[] = {
+constexpr Row kDtypes[] = {
     {"?", 0},      {"float16", 2}, {"bfloat16", 2},  {"float32", 4},     {"float64", 8},       {"int8", 1},
     {"uint8", 1},  {"int16", 2},   {"uint16", 2},    {"int32", 4},       {"uint32", 4},        {"int64", 8},
     {"uint64", 8}, {"bool", 1},    {"complex64", 8}, {"complex128", 16}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1}};
 constexpr const char *kOps[] = {"?", "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
 
-struct StructRow {
-  const char *name;
-  size_t size;
-};
-constexpr StructRow kStructs[] = {
-    {"phx_device", sizeof(phx_device)},
-    {"phx_error_info", sizeof(phx_error_info)},
-    {"phx_store_ops", sizeof(phx_store_ops)},
-    {"phx_world_params", sizeof(phx_world_params)},
-    {"phx_group_info", sizeof(phx_group_info)},
-    {"phx_group_options", sizeof(phx_group_options)},
-    {"phx_allocator_ops", sizeof(phx_allocator_ops)},
-    {"phx_mem_info", sizeof(phx_mem_info)},
-    {"phx_symm_info", sizeof(phx_symm_info)},
-    {"phx_team", sizeof(phx_team)},
-    {"phx_options", sizeof(phx_options)},
-    {"phx_block", sizeof(phx_block)},
-    {"phx_call", sizeof(phx_call)},
-    {"phx_message", sizeof(phx_message)},
-    {"phx_gpu_options", sizeof(phx_gpu_options)},
-    {"phx_group_stats", sizeof(phx_group_stats)},
-    {"phx_tuning", sizeof(phx_tuning)},
-    {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
-    {"phx_carrier_ops", sizeof(phx_carrier_ops)},
-};
+#define PHX_ROW(type) {#type, sizeof(type)},
+constexpr Row kStructs[] = {PHX_STRUCTS(PHX_ROW)};
+#undef PHX_ROW
 
 constexpr const char *kFeatures[] = {
     "cpu",        "store_memory", "store_file", "store_tcp", "memfd", "shrink", "recorder",
@@ -63,7 +50,7 @@ constexpr const char *kFeatures[] = {
 #endif
 };
 
-const DtypeRow &dtype_row(int32_t dtype) {
+const Row &dtype_row(int32_t dtype) {
   constexpr int32_t rows = sizeof kDtypes / sizeof kDtypes[0];
   return kDtypes[dtype > 0 && dtype < rows ? dtype : 0];
 }
@@ -98,33 +85,15 @@ int32_t phx_has(const char *feature) {
 
 size_t phx_struct_size(const char *struct_name) {
   if (struct_name == nullptr) return 0;
-  for (const StructRow &row : kStructs)
+  for (const Row &row : kStructs)
     if (std::strcmp(row.name, struct_name) == 0) return row.size;
   return 0;
 }
 
 const char *phx_status_name(phx_status status) {
-  switch (status) {
-    case PHX_OK: return "PHX_OK";
-    case PHX_IN_PROGRESS: return "PHX_IN_PROGRESS";
-    case PHX_ERR_INVALID: return "PHX_ERR_INVALID";
-    case PHX_ERR_UNSUPPORTED: return "PHX_ERR_UNSUPPORTED";
-    case PHX_ERR_NO_MEMORY: return "PHX_ERR_NO_MEMORY";
-    case PHX_ERR_TIMEOUT: return "PHX_ERR_TIMEOUT";
-    case PHX_ERR_PEER_DEAD: return "PHX_ERR_PEER_DEAD";
-    case PHX_ERR_REVOKED: return "PHX_ERR_REVOKED";
-    case PHX_ERR_MISMATCH: return "PHX_ERR_MISMATCH";
-    case PHX_ERR_EXISTS: return "PHX_ERR_EXISTS";
-    case PHX_ERR_NOT_FOUND: return "PHX_ERR_NOT_FOUND";
-    case PHX_ERR_IN_USE: return "PHX_ERR_IN_USE";
-    case PHX_ERR_SYSTEM: return "PHX_ERR_SYSTEM";
-    case PHX_ERR_DEVICE: return "PHX_ERR_DEVICE";
-    case PHX_ERR_ABI: return "PHX_ERR_ABI";
-    case PHX_ERR_PERMISSION: return "PHX_ERR_PERMISSION";
-    case PHX_ERR_INTERNAL: return "PHX_ERR_INTERNAL";
-    case PHX_ERR_INTERRUPTED: return "PHX_ERR_INTERRUPTED";
-    default: return "unknown status";
-  }
+  if (status == PHX_OK) return "PHX_OK";
+  if (status == PHX_IN_PROGRESS) return "PHX_IN_PROGRESS";
+  return status < 0 && status >= PHX_ERR_INTERRUPTED ? kErrors[-1 - status] : "unknown status";
 }
 
 const char *phx_dtype_name(phx_dtype dtype) { return dtype_row(dtype).name; }
@@ -151,8 +120,7 @@ phx_status phx_ucx_set_directory(const char *directory) {
 }
 
 phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
-  const char *operation = "ucx_describe";
-  return phx::guarded(operation, [&]() -> phx_status {
+  return phx::guarded("ucx_describe", [&](const char *operation) -> phx_status {
     if (size == nullptr || (text == nullptr && capacity != 0))
       return phx::fail(PHX_ERR_INVALID, operation, "size or text is NULL");
     const phx::KeptError kept;
@@ -173,6 +141,17 @@ phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
 
 phx_status phx_set_error(phx_status status, const char *text) {
   return phx::fail_text(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
+}
+
+const char *phx_environment(void) {
+  static const std::string *const table = new std::string([] {
+    std::string text;
+    for (const phx::Variable &row : phx::kVariables)
+      text += std::string(row.name) + '\t' + row.reader + '\t' + row.values + '\t' + row.fallback + '\t' + row.meaning +
+              '\n';
+    return text;
+  }());  // never destroyed: it may be read during exit
+  return table->c_str();
 }
 
 phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {

@@ -1,5 +1,10 @@
 // Implements phx_allocator_* and phx_mem_*.
+#include <cstring>
+
 #include "api/entry.h"
+#include "gpu/allocator.h"
+#include "gpu/memory.h"
+#include "phalanx/cuda.h"
 #include "world/allocator.h"
 
 using phx::fail;
@@ -21,13 +26,58 @@ phx_status alloc(const char *operation, phx_world *world, const phx_device *devi
   });
 }
 
+// ---- memory of GPUs that is shared beyond the host
+
+// The layout of a fabric handle. The two sides may have different versions of this library.
+struct Ticket {
+  char magic[8];
+  uint32_t version;
+  uint32_t reserved;  // 0
+  uint64_t size;      // as requested
+  uint64_t span;      // of the whole allocation
+  phx::cuda::FabricHandle handle;
+};
+static_assert(sizeof(Ticket) == PHX_FABRIC_HANDLE_BYTES);
+constexpr char kMagic[8] = {'p', 'h', 'x', 'f', 'a', 'b', 'r', 'c'};
+constexpr uint32_t kVersion = 1;
+
+phx_status check_ability(const char *operation, const phx::cuda::Driver &driver, const phx::cuda::Gpu &gpu) {
+  using phx::cuda::FabricAbility;
+  if (gpu.fabric == FabricAbility::kCan) return PHX_OK;
+  if (gpu.fabric == FabricAbility::kNone)
+    return fail(PHX_ERR_UNSUPPORTED, operation, "CUDA device %d, or its driver, has no fabric handles", gpu.index);
+  const char *name = nullptr;
+  driver.get_error_name(gpu.fabric_refusal, &name);
+  return fail(PHX_ERR_UNSUPPORTED, operation,
+              "the driver gives no fabric handles of CUDA device %d (%s): the host needs the service nvidia-imex, "
+              "and this process the right to a channel of it (/dev/nvidia-caps-imex-channels)",
+              gpu.index, name != nullptr ? name : "unknown error");
+}
+
+phx_status read_ticket(const char *operation, const void *bytes, size_t size, Ticket *out) {
+  if (bytes == nullptr || size != sizeof *out)
+    return fail(PHX_ERR_INVALID, operation, "the handle has %zu bytes instead of %zu",
+                bytes == nullptr ? size_t{0} : size, sizeof *out);
+  std::memcpy(out, bytes, sizeof *out);
+  if (std::memcmp(out->magic, kMagic, sizeof kMagic) != 0)
+    return fail(PHX_ERR_INVALID, operation,
+                "these bytes are not a handle of phx_mem_export_fabric; pass the bytes that it gave, unchanged");
+  if (out->version != kVersion)
+    return fail(
+        PHX_ERR_ABI, operation,
+        "the handle has layout version %u, but this library reads %u; use one build of phalanx-core on both sides",
+        out->version, kVersion);
+  if (out->span == 0 || out->span < out->size || out->span > static_cast<uint64_t>(INT64_MAX))
+    return fail(PHX_ERR_INVALID, operation, "the handle does not say how large its memory is");
+  return PHX_OK;
+}
+
 }  // namespace
 
 extern "C" {
 
 phx_status phx_allocator_register(phx_world *world, int32_t device_type, const phx_allocator_ops *ops, void *self) {
-  const char *operation = "allocator_register";
-  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+  return with_live_handle("allocator_register", world, [&](phx::World &w, const char *operation) -> phx_status {
     if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "ops is NULL");
     phx_allocator_ops copy = PHX_ALLOCATOR_OPS_INIT;
     PHX_TRY(phx::read_in(ops, &copy, operation));
@@ -43,8 +93,7 @@ phx_status phx_allocator_register(phx_world *world, int32_t device_type, const p
 }
 
 phx_status phx_allocator_unregister(phx_world *world, int32_t device_type) {
-  const char *operation = "allocator_unregister";
-  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+  return with_live_handle("allocator_unregister", world, [&](phx::World &w, const char *operation) -> phx_status {
     if (w.allocators().remove(device_type)) return PHX_OK;
     return fail(PHX_ERR_NOT_FOUND, operation, "no allocator is registered for device type %d", device_type);
   });
@@ -99,6 +148,62 @@ phx_status phx_mem_count(phx_world *world, size_t *blocks, size_t *bytes) {
   return with_handle("mem_count", world, [&](phx::World &w) -> phx_status {
     if (blocks == nullptr || bytes == nullptr) return fail(PHX_ERR_INVALID, "mem_count", "blocks or bytes is NULL");
     w.blocks().count(blocks, bytes);
+    return PHX_OK;
+  });
+}
+
+phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *handle) {
+  return with_live_handle("mem_export_fabric", world, [&](phx::World &w, const char *operation) -> phx_status {
+    if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "handle is NULL");
+    const phx::BlockRef block = w.blocks().find(pointer);
+    if (!block || !block->live())
+      return fail(PHX_ERR_NOT_FOUND, operation,
+                  "%p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
+    phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*block->allocator);
+    if (gpus == nullptr)
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
+                  "a CUDA device");
+    if (block->imported)
+      return fail(PHX_ERR_INVALID, operation,
+                  "the memory belongs to another rank; pass on the handle with which it was imported");
+    const phx::cuda::Memory &memory = phx::cuda::memory_of(*block);
+    PHX_TRY(check_ability(operation, gpus->driver(), memory.gpu()));
+    Ticket ticket{};
+    std::memcpy(ticket.magic, kMagic, sizeof kMagic);
+    ticket.version = kVersion;
+    ticket.size = block->size;
+    ticket.span = memory.span();
+    PHX_TRY(memory.export_fabric(operation, &ticket.handle));
+    std::memcpy(handle, &ticket, sizeof ticket);
+    return PHX_OK;
+  });
+}
+
+phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, const void *handle, size_t handle_size,
+                                 void **out) {
+  return with_live_handle("mem_import_fabric", world, [&](phx::World &w, const char *operation) -> phx_status {
+    if (device == nullptr || out == nullptr) return fail(PHX_ERR_INVALID, operation, "device or out is NULL");
+    Ticket ticket;
+    PHX_TRY(read_ticket(operation, handle, handle_size, &ticket));
+    phx::AllocatorRef allocator = w.allocators().get(device->type, operation);
+    if (!allocator) return PHX_ERR_UNSUPPORTED;
+    phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*allocator);
+    if (gpus == nullptr)
+      return fail(PHX_ERR_UNSUPPORTED, operation,
+                  "only Phalanx's CUDA allocator imports fabric handles, not '%s', which serves this device; give "
+                  "a CUDA device",
+                  allocator->ops().name);
+    phx::cuda::Gpu gpu;
+    PHX_TRY(gpus->get(operation, device->index, &gpu));
+    PHX_TRY(check_ability(operation, gpus->driver(), gpu));
+    phx::cuda::MemoryPtr memory;
+    PHX_TRY(phx::cuda::Memory::import_fabric(operation, *gpus, device->index, ticket.handle, ticket.span, &memory));
+    void *base = nullptr;
+    uint64_t cookie = 0;
+    phx::cuda::hand_over(std::move(memory), &base, &cookie);
+    PHX_TRY(w.blocks().adopt(std::move(allocator), *device, base, cookie, ticket.size));
+    *out = base;
     return PHX_OK;
   });
 }

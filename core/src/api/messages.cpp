@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <deque>
 #include <limits>
 #include <vector>
 
@@ -47,12 +46,8 @@ struct Options {
 };
 
 phx_status check_options(const char *name, const phx::Group &group, const phx_options *options, Options *out) {
-  if (options != nullptr) {
-    PHX_TRY(phx::read_in(options, &out->common, name));
-  }
-  if (out->common.gpu != nullptr) {
-    PHX_TRY(phx::read_in(out->common.gpu, &out->gpu, name));
-  }
+  if (options != nullptr) PHX_TRY(phx::read_in(options, &out->common, name));
+  if (out->common.gpu != nullptr) PHX_TRY(phx::read_in(out->common.gpu, &out->gpu, name));
   const phx_device &device = out->gpu.device;
   if (out->common.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "flags must be 0");
   if (device.type != 0 && device.type != PHX_DEVICE_CPU && device.type != PHX_DEVICE_CUDA)
@@ -69,25 +64,25 @@ phx_status check_transfer(const char *name, const phx::Group &group, size_t coun
   transfer->peer = peer;
   transfer->head.tag = tag;
   const void *buffer = transfer->sends ? transfer->in : transfer->out;
-  const phx_status status = check_buffer(name, buffer, count, dtype, transfer);
-  return status == PHX_OK ? check_peer(name, group, peer, transfer) : status;
+  PHX_TRY(check_buffer(name, buffer, count, dtype, transfer));
+  return check_peer(name, group, peer, transfer);
 }
 
-// Enqueues checked messages on a stream.
-phx_status put(const char *name, phx::Group &group, const std::vector<const phx::Transfer *> &transfers,
+// Adds a checked message to those that are to be enqueued on a stream.
+phx_status add(const char *name, const phx::Transfer &transfer, std::vector<phx::GpuMessage> *messages) {
+  if (transfer.peer == PHX_ANY_RANK)
+    return fail(PHX_ERR_UNSUPPORTED, name,
+                "PHX_ANY_RANK is not allowed for GPU memory; give the group rank that sends");
+  char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
+  messages->push_back({transfer.sends,
+                       transfer.peer,
+                       data,
+                       {transfer.bytes, transfer.head.tag, static_cast<uint32_t>(transfer.head.dtype)}});
+  return PHX_OK;
+}
+
+phx_status put(const char *name, phx::Group &group, const std::vector<phx::GpuMessage> &messages,
                const Options &options) {
-  std::vector<phx::GpuMessage> messages;
-  for (const phx::Transfer *const checked : transfers) {
-    const phx::Transfer &transfer = *checked;
-    if (transfer.peer == PHX_ANY_RANK)
-      return fail(PHX_ERR_UNSUPPORTED, name,
-                  "PHX_ANY_RANK is not allowed for GPU memory; give the group rank that sends");
-    char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
-    messages.push_back({transfer.sends,
-                        transfer.peer,
-                        data,
-                        {transfer.bytes, transfer.head.tag, static_cast<uint32_t>(transfer.head.dtype)}});
-  }
   return phx::gpu_of(group).rings().put(name, options.gpu.device.index, messages, options.timeout_ms,
                                         options.gpu.stream);
 }
@@ -102,26 +97,27 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
   const char *name = sends ? "send" : "recv";
   return phx::with_handle(name, group, [&](phx::Group &g) -> phx_status {
     Options read;
-    const auto fill = [&](phx::Transfer &transfer) {
+    const auto fill = [&](phx::Transfer &transfer) -> phx_status {
       transfer.sends = sends;
       transfer.in = static_cast<const char *>(in);
       transfer.out = static_cast<char *>(out);
-      phx_status status = check_transfer(name, g, count, dtype, peer, tag, &transfer);
-      if (status == PHX_OK) status = check_options(name, g, options, &read);
-      if (status == PHX_OK && read.on_gpu() && work != nullptr)
-        status = fail(PHX_ERR_UNSUPPORTED, name, "work must be NULL for GPU memory; wait for the stream instead");
-      return status;
+      PHX_TRY(check_transfer(name, g, count, dtype, peer, tag, &transfer));
+      PHX_TRY(check_options(name, g, options, &read));
+      if (!read.on_gpu() || work == nullptr) return PHX_OK;
+      return fail(PHX_ERR_UNSUPPORTED, name, "work must be NULL for GPU memory; wait for the stream instead");
     };
     if (work == nullptr) {
       phx::Transfer transfer;
       PHX_TRY(fill(transfer));
-      return read.on_gpu() ? put(name, g, {&transfer}, read) : phx::messenger_of(g).run(transfer, read.timeout_ms);
+      if (!read.on_gpu()) return phx::messenger_of(g).run(transfer, read.timeout_ms);
+      std::vector<phx::GpuMessage> messages;
+      PHX_TRY(add(name, transfer, &messages));
+      return put(name, g, messages, read);
     }
     const auto started = std::make_shared<phx::MessageWork>(&phx::messenger_of(g));
-    phx_status status = fill(started->transfer());
-    if (status != PHX_OK) return status;
+    PHX_TRY(fill(started->transfer()));
     phx_work *handle = phx::make_work_handle(group->ptr, started);
-    status = start(g, started);
+    const phx_status status = start(g, started);
     if (status == PHX_OK)
       *work = handle;
     else
@@ -147,17 +143,17 @@ phx_status read_message(const phx::Group &group, const phx_message &message, siz
 }
 
 // Checks that the kernel of one launch can transfer them all.
-phx_status check_number(const std::deque<phx::Transfer> &transfers) {
+phx_status check_number(const std::vector<phx::GpuMessage> &messages) {
   std::vector<std::pair<bool, int>> rings;
-  for (const phx::Transfer &transfer : transfers) {
-    const std::pair<bool, int> ring(transfer.sends, transfer.peer);
+  for (const phx::GpuMessage &message : messages) {
+    const std::pair<bool, int> ring(message.sends, message.peer);
     if (std::find(rings.begin(), rings.end(), ring) == rings.end()) rings.push_back(ring);
   }
-  if (transfers.size() <= phx::cuda::kMostMessages && rings.size() <= phx::cuda::kMostRings) return PHX_OK;
+  if (messages.size() <= phx::cuda::kMostMessages && rings.size() <= phx::cuda::kMostRings) return PHX_OK;
   return fail(PHX_ERR_UNSUPPORTED, kBatch,
               "%zu messages with %zu ranks in one call; in GPU memory at most %u messages with %u ranks are "
               "allowed: make several calls",
-              transfers.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
+              messages.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
 }
 
 // Waits for all messages that have started, even after an error: the buffers are the caller's again when this returns.
@@ -169,7 +165,7 @@ phx_status run_all(phx::Group &group, const std::vector<std::shared_ptr<phx::Mes
     status = start(group, works[started]);
     if (status == PHX_OK) ++started;
   }
-  phx::ErrorInfo first = status == PHX_OK ? phx::make_error_info() : phx::last_error();
+  phx::ErrorInfo first = status == PHX_OK ? phx::ErrorInfo() : phx::last_error();
   for (size_t i = 0; i < started; ++i) {
     const phx_status waited = works[i]->wait(std::max<int64_t>(deadline.left_ms(), 1));
     if (waited == PHX_OK || status != PHX_OK) continue;
@@ -199,33 +195,32 @@ phx_status phx_messages(phx_group *group, const phx_message *messages, size_t co
       return fail(PHX_ERR_INVALID, kBatch, "messages is NULL or count is too large; at most %zu messages are allowed",
                   kMostOnHost);
     Options read;
-    phx_status status = check_options(kBatch, g, options, &read);
-    std::deque<phx::Transfer> transfers;                   // on a GPU
-    std::vector<std::shared_ptr<phx::MessageWork>> works;  // on the host
+    PHX_TRY(check_options(kBatch, g, options, &read));
+    std::vector<phx::GpuMessage> on_gpu;
+    std::vector<std::shared_ptr<phx::MessageWork>> on_host;
     const char *at = reinterpret_cast<const char *>(messages);
     uint32_t stride = 0;
     if (count != 0) std::memcpy(&stride, at, sizeof stride);
-    for (size_t i = 0; i < count && status == PHX_OK; ++i, at += stride) {
+    for (size_t i = 0; i < count; ++i, at += stride) {
       phx_message message = PHX_MESSAGE_INIT;
-      status = phx::read_in(reinterpret_cast<const phx_message *>(at), &message, kBatch);
-      if (status == PHX_OK && message.struct_size != stride)
-        status = fail(PHX_ERR_ABI, kBatch,
-                      "message %zu has a different struct_size than message 0; initialize every message with "
-                      "PHX_MESSAGE_INIT",
-                      i);
-      if (status != PHX_OK) break;
-      if (read.on_gpu())
-        transfers.emplace_back();
-      else
-        works.push_back(std::make_shared<phx::MessageWork>(&phx::messenger_of(g)));
-      status = read_message(g, message, i, read.on_gpu() ? &transfers.back() : &works.back()->transfer());
+      PHX_TRY(phx::read_in(reinterpret_cast<const phx_message *>(at), &message, kBatch));
+      if (message.struct_size != stride)
+        return fail(PHX_ERR_ABI, kBatch,
+                    "message %zu has a different struct_size than message 0; initialize every message with "
+                    "PHX_MESSAGE_INIT",
+                    i);
+      if (read.on_gpu()) {
+        phx::Transfer transfer;
+        PHX_TRY(read_message(g, message, i, &transfer));
+        PHX_TRY(add(kBatch, transfer, &on_gpu));
+      } else {
+        on_host.push_back(std::make_shared<phx::MessageWork>(&phx::messenger_of(g)));
+        PHX_TRY(read_message(g, message, i, &on_host.back()->transfer()));
+      }
     }
-    if (status == PHX_OK && read.on_gpu()) status = check_number(transfers);
-    if (status != PHX_OK) return status;
-    if (!read.on_gpu()) return run_all(g, works, read.timeout_ms);
-    std::vector<const phx::Transfer *> checked;
-    for (const phx::Transfer &transfer : transfers) checked.push_back(&transfer);
-    return put(kBatch, g, checked, read);
+    if (!read.on_gpu()) return run_all(g, on_host, read.timeout_ms);
+    PHX_TRY(check_number(on_gpu));
+    return put(kBatch, g, on_gpu, read);
   });
 }
 }

@@ -1,4 +1,6 @@
 // Implements phx_symm_* without the collectives, which are in symm_collectives.cpp.
+#include <string_view>
+
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
 #include "ops/zero_copy.h"
@@ -29,9 +31,7 @@ bool has_rank(const char *operation, const phx_symm *symm, int32_t group_rank) {
   return phx::check_handle(operation, symm) == PHX_OK && symm->symm->check(operation, group_rank, 0) == PHX_OK;
 }
 
-enum class Kernel { put_signal, wait_signal, barrier };
-
-phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
+phx_status enqueue(const char *operation, std::string_view kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
                    int64_t timeout_ms, void *stream) {
   return with_timeout(operation, symm, timeout_ms, [&](phx::Symm &s, int64_t timeout) -> phx_status {
     PHX_TRY(s.check(operation, group_rank, channel));
@@ -41,9 +41,8 @@ phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t
                   "a CUDA device");
     phx::cuda::Launch launch{};
     launch.root = group_rank;
-    launch.channel = kernel == Kernel::barrier ? phx::gpu_symm_of(s)->barrier_channel(channel) : channel;
-    constexpr const char *kNames[] = {"phx_gpu_put_signal", "phx_gpu_wait_signal", "phx_gpu_barrier"};
-    return phx::launch(s, operation, kNames[static_cast<int>(kernel)], launch, nullptr, timeout, 0, nullptr, stream);
+    launch.channel = kernel == "phx_gpu_barrier" ? phx::gpu_symm_of(s)->barrier_channel(channel) : channel;
+    return phx::launch(s, operation, kernel.data(), launch, nullptr, timeout, 0, nullptr, stream);
   });
 }
 
@@ -52,8 +51,7 @@ phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t
 extern "C" {
 
 phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out) {
-  const char *operation = "symm_rendezvous";
-  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_handle("symm_rendezvous", group, [&](phx::Group &g, const char *operation) -> phx_status {
     if (g.spans_hosts())  // the same on every rank
       return g.raise(PHX_ERR_UNSUPPORTED, operation,
                      "its ranks are on %d hosts, and only ranks of one host share memory. Make a group of the ranks of "
@@ -74,8 +72,7 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
       return g.raise_turn(operation, "group with a rendezvous. Let one thread make them", timeout, true);
     std::shared_ptr<phx::Symm> symm = phx::symms_of(g).find(block->serial);
     if (!symm) {
-      status = phx::Symm::rendezvous(g, block, deadline, &symm);
-      if (status != PHX_OK) return status;
+      PHX_TRY(phx::Symm::rendezvous(g, block, deadline, &symm));
       phx::symms_of(g).keep(block->serial, symm);
     }
     *out = symm->handle();
@@ -84,8 +81,7 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
 }
 
 phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t size, int64_t timeout_ms, phx_symm **out) {
-  const char *operation = "symm_alloc";
-  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_live_handle("symm_alloc", group, [&](phx::Group &g, const char *operation) -> phx_status {
     phx_status status = PHX_OK;
     phx_world world{g.world_ref()};
     void *pointer = nullptr;
@@ -101,8 +97,7 @@ phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t siz
 }
 
 phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) {
-  const char *operation = "symm_find";
-  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_handle("symm_find", group, [&](phx::Group &g, const char *operation) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     phx::BlockRef block;
     PHX_TRY(find_block(operation, g, pointer, &block));
@@ -123,8 +118,7 @@ int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size) {
 }
 
 phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, void **out) {
-  const char *operation = "symm_map_gathered";
-  return with_handle(operation, symm, [&](phx::Symm &s) -> phx_status {
+  return with_handle("symm_map_gathered", symm, [&](phx::Symm &s, const char *operation) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     const size_t page = phx::page_bytes(), mapped = phx::round_up(s.block().size, page);
     if (s.block().on_device())
@@ -142,13 +136,12 @@ phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, vo
 }
 
 phx_status phx_symm_unmap_gathered(phx_symm *symm, void *pointer) {
-  const char *operation = "symm_unmap_gathered";
-  return with_handle(operation, symm, [&](phx::Symm &s) { return s.gathered().unmap(operation, pointer); });
+  return with_handle("symm_unmap_gathered", symm,
+                     [&](phx::Symm &s, const char *operation) { return s.gathered().unmap(operation, pointer); });
 }
 
 phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {
-  const char *operation = "symm_get_info";
-  return with_handle(operation, symm, [&](phx::Symm &s) {
+  return with_handle("symm_get_info", symm, [&](phx::Symm &s, const char *operation) {
     phx_symm_info info = PHX_SYMM_INFO_INIT;
     info.group_rank = s.group_rank();
     info.group_size = s.size();
@@ -188,21 +181,20 @@ phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms
 }
 
 phx_status phx_symm_enqueue_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, void *stream) {
-  return enqueue("symm_enqueue_put_signal", Kernel::put_signal, symm, group_rank, channel, 0, stream);
+  return enqueue("symm_enqueue_put_signal", "phx_gpu_put_signal", symm, group_rank, channel, 0, stream);
 }
 
 phx_status phx_symm_enqueue_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, int64_t timeout_ms,
                                         void *stream) {
-  return enqueue("symm_enqueue_wait_signal", Kernel::wait_signal, symm, group_rank, channel, timeout_ms, stream);
+  return enqueue("symm_enqueue_wait_signal", "phx_gpu_wait_signal", symm, group_rank, channel, timeout_ms, stream);
 }
 
 phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms, void *stream) {
-  return enqueue("symm_enqueue_barrier", Kernel::barrier, symm, 0, channel, timeout_ms, stream);
+  return enqueue("symm_enqueue_barrier", "phx_gpu_barrier", symm, 0, channel, timeout_ms, stream);
 }
 
 phx_status phx_symm_get_team(phx_symm *symm, phx_team *out) {
-  const char *operation = "symm_get_team";
-  return with_handle(operation, symm, [&](phx::Symm &s) -> phx_status {
+  return with_handle("symm_get_team", symm, [&](phx::Symm &s, const char *operation) -> phx_status {
     if (phx::gpu_symm_of(s) != nullptr) return phx::copy_out(phx::gpu_symm_of(s)->team(), out, operation);
     phx_team team = PHX_TEAM_INIT;
     team.group_rank = s.group_rank();

@@ -38,8 +38,7 @@ extern "C" {
 
 phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, size_t bytes, int64_t timeout_ms,
                              phx_window **out) {
-  const char *operation = "window_create";
-  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_live_handle("window_create", group, [&](phx::Group &g, const char *operation) -> phx_status {
     phx::Windows &windows = phx::windows_of(g);
     phx::BlockRef block;
     size_t offset = 0;
@@ -54,47 +53,46 @@ phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, si
     if (g.failed()) return g.raise_revoked(operation);
     auto made = std::make_unique<phx_window>();
     made->group = group->ptr;
-    status = windows.create(block, offset, bytes, timeout, &made->window);
-    if (status == PHX_OK) *out = made.release();
-    return status;
+    PHX_TRY(windows.create(block, offset, bytes, timeout, &made->window));
+    *out = made.release();
+    return PHX_OK;
   });
 }
 
 phx_status phx_window_put(phx_window *window, int32_t group_rank, size_t offset, const void *data, size_t bytes,
                           int32_t signal, int64_t timeout_ms) {
-  const char *operation = "window_put";
-  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
-    phx_status status = w.check(operation, group_rank, offset, bytes);
-    if (status == PHX_OK) status = check_data(operation, data, bytes);
-    return status != PHX_OK ? status : w.put(group_rank, offset, data, bytes, signal != 0, timeout);
-  });
+  return with_timeout("window_put", window, timeout_ms,
+                      [&](phx::Window &w, int64_t timeout, const char *operation) -> phx_status {
+                        PHX_TRY(w.check(operation, group_rank, offset, bytes));
+                        PHX_TRY(check_data(operation, data, bytes));
+                        return w.put(group_rank, offset, data, bytes, signal != 0, timeout);
+                      });
 }
 
 phx_status phx_window_get(phx_window *window, int32_t group_rank, size_t offset, void *data, size_t bytes,
                           int64_t timeout_ms) {
-  const char *operation = "window_get";
-  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
-    phx_status status = w.check(operation, group_rank, offset, bytes);
-    if (status == PHX_OK) status = check_data(operation, data, bytes);
-    return status != PHX_OK ? status : w.get(group_rank, offset, data, bytes, timeout);
-  });
+  return with_timeout("window_get", window, timeout_ms,
+                      [&](phx::Window &w, int64_t timeout, const char *operation) -> phx_status {
+                        PHX_TRY(w.check(operation, group_rank, offset, bytes));
+                        PHX_TRY(check_data(operation, data, bytes));
+                        return w.get(group_rank, offset, data, bytes, timeout);
+                      });
 }
 
 phx_status phx_window_wait_signal(phx_window *window, int32_t group_rank, int64_t timeout_ms) {
-  const char *operation = "window_wait_signal";
-  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
-    const phx_status status = w.check(operation, group_rank, 0, 0);
-    return status != PHX_OK ? status : w.wait_signal(group_rank, timeout);
-  });
+  return with_timeout("window_wait_signal", window, timeout_ms,
+                      [&](phx::Window &w, int64_t timeout, const char *operation) -> phx_status {
+                        PHX_TRY(w.check(operation, group_rank, 0, 0));
+                        return w.wait_signal(group_rank, timeout);
+                      });
 }
 
 phx_status phx_window_get_signals(phx_window *window, int32_t group_rank, uint32_t *out) {
-  const char *operation = "window_get_signals";
-  return with_handle(operation, window, [&](phx::Window &w) -> phx_status {
+  return with_handle("window_get_signals", window, [&](phx::Window &w, const char *operation) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
-    const phx_status status = w.check(operation, group_rank, 0, 0);
-    if (status == PHX_OK) *out = w.signals(group_rank);
-    return status;
+    PHX_TRY(w.check(operation, group_rank, 0, 0));
+    *out = w.signals(group_rank);
+    return PHX_OK;
   });
 }
 
@@ -104,9 +102,8 @@ phx_status phx_window_flush(phx_window *window, int64_t timeout_ms) {
 }
 
 void *phx_window_memory(phx_window *window, int32_t group_rank) {
-  const char *operation = "window_memory";
   void *found = nullptr;
-  (void)with_handle(operation, window, [&](const phx::Window &w) -> phx_status {
+  (void)with_handle("window_memory", window, [&](const phx::Window &w, const char *operation) -> phx_status {
     PHX_TRY(w.check(operation, group_rank, 0, 0));
     found = w.memory(group_rank);
     if (found != nullptr) return PHX_OK;

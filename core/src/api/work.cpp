@@ -63,8 +63,7 @@ phx_status phx_work_expire(phx_work *work, int64_t timeout_ms) {
 }
 
 phx_status phx_work_get_error(phx_work *work, phx_error_info *out) {
-  const char *operation = "work_get_error";
-  return with_handle(operation, work, [&](const phx_work &w) -> phx_status {
+  return with_handle("work_get_error", work, [&](const phx_work &w, const char *operation) -> phx_status {
     if (w.ptr->state() >= 0)
       return fail(PHX_ERR_NOT_FOUND, operation, "this work has not failed, so there is no error to return");
     return phx::copy_error_out(w.ptr->error(), out, operation);
@@ -72,8 +71,7 @@ phx_status phx_work_get_error(phx_work *work, phx_error_info *out) {
 }
 
 phx_status phx_work_get_source(phx_work *work, int32_t *group_rank) {
-  const char *operation = "work_get_source";
-  return with_handle(operation, work, [&](const phx_work &w) -> phx_status {
+  return with_handle("work_get_source", work, [&](const phx_work &w, const char *operation) -> phx_status {
     if (group_rank == nullptr) return fail(PHX_ERR_INVALID, operation, "group_rank is NULL");
     if (w.ptr->state() != PHX_OK || w.ptr->source() < 0)
       return fail(PHX_ERR_NOT_FOUND, operation,

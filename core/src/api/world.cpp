@@ -1,8 +1,14 @@
 // Implements phx_world_*.
 #include "world/world.h"
+
+#include <atomic>
+
 #include "api/entry.h"
+#include "base/environment.h"
+#include "base/tuning.h"
 #include "gpu/allocator.h"
 #include "group/dump.h"
+#include "kernels/kernels.h"
 #include "net/ucx.h"
 
 using phx::fail;
@@ -10,15 +16,31 @@ using phx::fail_text;
 using phx::with_handle;
 using phx::with_live_handle;
 
+namespace {
+
+// Logs what is wrong with the environment variables of this process: once, and when a log callback is set.
+void warn_about_environment() {
+  static std::atomic<bool> warned{false};
+  if (!phx::logs(PHX_LOG_WARNING) || warned.exchange(true)) return;
+  for (const std::string &problem :
+       {phx::kernels::isa_problem(), phx::tuning_problem(), phx::dump_problem(), phx::wait_warning_problem()})
+    if (!problem.empty()) PHX_LOG(PHX_LOG_WARNING, "%s", problem.c_str());
+  const std::string unknown = phx::unknown_variables();
+  if (!unknown.empty())
+    PHX_LOG(PHX_LOG_WARNING,
+            "environment variables that Phalanx does not know, and ignores: %s. docs/reference/environment lists all.",
+            unknown.c_str());
+}
+
+}  // namespace
+
 extern "C" {
 
 phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
-  const char *operation = "world_create";
-  return phx::guarded(operation, [&]() -> phx_status {
+  return phx::guarded("world_create", [&](const char *operation) -> phx_status {
     if (params == nullptr || out == nullptr) return fail(PHX_ERR_INVALID, operation, "params or out is NULL");
     phx_world_params p = PHX_WORLD_PARAMS_INIT;
-    phx_status status = phx::read_in(params, &p, operation);
-    if (status != PHX_OK) return status;
+    PHX_TRY(phx::read_in(params, &p, operation));
     if (p.size < 1 || p.size > phx::kMaxRanks)
       return fail(PHX_ERR_INVALID, operation, "size is %d; it must be 1 to %d", p.size, phx::kMaxRanks);
     if (p.rank < 0 || p.rank >= p.size)
@@ -27,8 +49,7 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
     if (p.store == nullptr && p.size > 1)
       return fail(PHX_ERR_INVALID, operation,
                   "store is NULL, but a world of %d ranks needs a store through which they find each other", p.size);
-    status = phx::check_default_timeout(operation, p.timeout_ms);
-    if (status != PHX_OK) return status;
+    PHX_TRY(phx::check_default_timeout(operation, p.timeout_ms));
     if (p.staging_bytes > (uint64_t{1} << 30) || (p.staging_bytes != 0 && p.staging_bytes < 256))
       return fail(PHX_ERR_INVALID, operation, "staging_bytes is %llu; it must be 256 to 2^30, or 0",
                   static_cast<unsigned long long>(p.staging_bytes));
@@ -41,10 +62,9 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
                   phx::kMaxRecorderEntries);
     if ((p.flags & ~uint32_t{PHX_WORLD_PROGRESS}) != 0)
       return fail(PHX_ERR_INVALID, operation, "flags is %#x; it must be 0 or PHX_WORLD_PROGRESS", p.flags);
-    phx::warn_about_environment();
+    warn_about_environment();
     std::shared_ptr<phx::World> world;
-    status = phx::World::create(p, &world);
-    if (status != PHX_OK) return status;
+    PHX_TRY(phx::World::create(p, &world));
     world->carrier().make_on_demand(&phx::ucx_carrier);
     world->allocators().make_on_demand(PHX_DEVICE_CUDA, "cuda", &phx::cuda::make_allocator);
     *out = new phx_world{std::move(world)};
@@ -53,8 +73,7 @@ phx_status phx_world_create(const phx_world_params *params, phx_world **out) {
 }
 
 phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t *size) {
-  const char *operation = "world_dump";
-  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+  return with_live_handle("world_dump", world, [&](phx::World &w, const char *operation) -> phx_status {
     if (size == nullptr || (json == nullptr && capacity != 0))
       return fail(PHX_ERR_INVALID, operation, "size or json is NULL");
     const std::string text = phx::dump_world(w);
@@ -73,8 +92,7 @@ phx_status phx_world_finalize(phx_world *world) {
 }
 
 phx_status phx_world_abort(phx_world *world, const char *reason) {
-  const char *operation = "world_abort";
-  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+  return with_live_handle("world_abort", world, [&](phx::World &w, const char *operation) -> phx_status {
     for (const auto &group : phx::groups_of(w)) group->revoke(operation, reason);
     return PHX_OK;
   });
@@ -98,9 +116,8 @@ phx_status phx_world_check(phx_world *world) {
 }
 
 phx_status phx_world_check_peer(phx_world *world, int32_t rank) {
-  const char *operation = "world_check_peer";
-  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
-    if (const phx_status status = w.look_at_rank(rank); status != PHX_OK) return status;
+  return with_live_handle("world_check_peer", world, [&](phx::World &w, const char *operation) -> phx_status {
+    PHX_TRY(w.look_at_rank(rank));
     for (const auto &group : phx::groups_of(w)) {  // another rank may have seen it first, and told
       if (!group->failed()) continue;
       const phx::ErrorInfo &cause = group->cause();
@@ -124,8 +141,7 @@ uint64_t phx_world_host_id(const phx_world *world) {
 }
 
 phx_status phx_world_set_carrier(phx_world *world, const phx_carrier_ops *ops, void *self) {
-  const char *operation = "world_set_carrier";
-  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+  return with_live_handle("world_set_carrier", world, [&](phx::World &w, const char *operation) -> phx_status {
     phx_carrier_ops read{};
     read.struct_size = sizeof read;
     PHX_TRY(ops == nullptr ? fail(PHX_ERR_INVALID, operation, "ops is NULL") : phx::read_in(ops, &read, operation));
@@ -144,8 +160,7 @@ phx_status phx_world_set_carrier(phx_world *world, const phx_carrier_ops *ops, v
 }
 
 phx_status phx_world_set_timeout(phx_world *world, int64_t timeout_ms) {
-  const char *operation = "world_set_timeout";
-  return with_live_handle(operation, world, [&](phx::World &w) {
+  return with_live_handle("world_set_timeout", world, [&](phx::World &w, const char *operation) {
     const phx_status status = phx::check_default_timeout(operation, timeout_ms);
     if (status == PHX_OK) w.set_default_timeout_ms(timeout_ms == 0 ? phx::kDefaultTimeoutMs : timeout_ms);
     return status;

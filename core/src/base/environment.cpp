@@ -1,9 +1,6 @@
 #include "base/environment.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 extern char **environ;

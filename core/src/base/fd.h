@@ -1,10 +1,8 @@
-// Owners of file descriptors and mappings.
+// The owner of a file descriptor.
 #pragma once
 
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <cstddef>
 #include <utility>
 
 namespace phx {
@@ -35,40 +33,6 @@ class Fd {
 
  private:
   int fd_ = -1;
-};
-
-// Owns a mapping, which it removes with munmap.
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(void *base, size_t size) : base_(base), size_(size) {}
-  Mapping(Mapping &&other) noexcept
-      : base_(std::exchange(other.base_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  Mapping &operator=(Mapping &&other) noexcept {
-    if (this != &other) {
-      reset();
-      base_ = std::exchange(other.base_, nullptr);
-      size_ = std::exchange(other.size_, 0);
-    }
-    return *this;
-  }
-  Mapping(const Mapping &) = delete;
-  Mapping &operator=(const Mapping &) = delete;
-  ~Mapping() { reset(); }
-
-  void *get() const { return base_; }
-  char *bytes() const { return static_cast<char *>(base_); }
-  size_t size() const { return size_; }
-  bool valid() const { return base_ != nullptr; }
-  void reset() {
-    if (base_ != nullptr) munmap(base_, size_);
-    base_ = nullptr;
-    size_ = 0;
-  }
-
- private:
-  void *base_ = nullptr;
-  size_t size_ = 0;
 };
 
 }  // namespace phx

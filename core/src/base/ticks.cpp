@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <mutex>
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif

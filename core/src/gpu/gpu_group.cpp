@@ -28,7 +28,7 @@ phx_status GpuGroup::open_words(const char *operation, const AllocatorRef &alloc
 // ---- tuning
 
 phx_status GpuGroup::agree_tuning(const GpuTuning &wish, int64_t timeout_ms) {
-  GpuTuning agreed;
+  GpuTuning agreed{};
   PHX_TRY(group_.agree_values("group_set_gpu_tuning", wish, builtin_gpu_tuning(group_.size()), timeout_ms, &agreed));
   const std::lock_guard<std::mutex> lock(tuning_mutex_);
   chosen_ = true;
@@ -70,16 +70,9 @@ ErrorInfo GpuGroup::message_failure(int32_t seen) const {
   const int peer = (seen - 1) % group_.size();
   const bool gone = seen >= cuda::has_gone(group_.size(), 0);
   const bool receives = seen < cuda::receives_other(group_.size(), 0);  // this rank
-  ErrorInfo cause = make_error_info();
-  cause.status = gone ? PHX_ERR_PEER_DEAD : PHX_ERR_MISMATCH;
-  cause.rank = group_.self_rank();
-  cause.peer = group_.rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, gone ? "messages" : receives ? "recv" : "send");
-  if (gone) {
-    copy_text(cause.text, sizeof cause.text,
-              (group_.describe(peer) + " has left before a message was complete.").c_str());
-    return cause;
-  }
+  if (gone)
+    return make_error(PHX_ERR_PEER_DEAD, "messages", group_.self_rank(), group_.rank_of(peer),
+                      (group_.describe(peer) + " has left before a message was complete.").c_str());
   cuda::Label labels[2];  // sent, expected
   uint32_t words[cuda::kDifferenceWords];
   for (size_t i = 0; i < cuda::kDifferenceWords; ++i)  // after the word of failures
@@ -94,8 +87,8 @@ ErrorInfo GpuGroup::message_failure(int32_t seen) const {
                            (receives ? self : group_.describe(peer)) + " receives " + describe(labels[1]) +
                            ". In GPU memory the messages of two ranks are matched in the order of the calls, whatever "
                            "their tags: make the calls of both ranks agree.";
-  copy_text(cause.text, sizeof cause.text, text.c_str());
-  return cause;
+  return make_error(PHX_ERR_MISMATCH, receives ? "recv" : "send", group_.self_rank(), group_.rank_of(peer),
+                    text.c_str());
 }
 
 void GpuGroup::note_launches() {
@@ -109,11 +102,6 @@ void GpuGroup::note_launches() {
   }
   const bool freed = seen >= cuda::has_freed(group_.size(), 0), differs = seen >= cuda::disagrees(group_.size(), 0);
   const int peer = seen - (freed ? cuda::has_freed(group_.size(), 0) : differs ? cuda::disagrees(group_.size(), 0) : 1);
-  ErrorInfo cause = make_error_info();
-  cause.status = differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT;
-  cause.rank = group_.self_rank();
-  cause.peer = group_.rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, differs && !freed ? "all_to_all_v" : "launch");
   const std::string self = "rank " + std::to_string(group_.self_rank());
   const std::string text = freed ? "the input of " + group_.describe(peer) + " lies in symmetric memory that " + self +
                                        " has freed. Free it on all ranks before the call, or on none."
@@ -121,8 +109,10 @@ void GpuGroup::note_launches() {
                                            " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
                                      : "a kernel of " + self + " timed out (the timeout of its launch) waiting for " +
                                            group_.describe(peer) + ". " + group_.advice(peer);
-  copy_text(cause.text, sizeof cause.text, text.c_str());
-  group_.fail_with(cause, true);
+  group_.fail_with(
+      make_error(differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, differs && !freed ? "all_to_all_v" : "launch",
+                 group_.self_rank(), group_.rank_of(peer), text.c_str()),
+      true);
 }
 
 // ---- launches on symmetric memory

@@ -13,7 +13,7 @@ size_t Group::eager_bytes() const {
 }
 
 phx_status Group::agree_tuning(const Tuning &wish, int64_t timeout_ms) {
-  Tuning agreed;
+  Tuning agreed{};
   const phx_status status = agree_values("group_set_tuning", wish, builtin_tuning(size(), cores_), timeout_ms, &agreed);
   if (status == PHX_OK) tuning_.publish(agreed);
   return status;

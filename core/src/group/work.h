@@ -37,7 +37,7 @@ class Work {
 
  private:
   std::atomic<int32_t> state_{PHX_IN_PROGRESS};
-  ErrorInfo error_ = make_error_info();
+  ErrorInfo error_;
   int32_t source_ = -1;
 };
 using WorkRef = std::shared_ptr<Work>;

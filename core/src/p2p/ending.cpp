@@ -135,14 +135,10 @@ Messenger::~Messenger() {
 // ---- texts
 
 ErrorInfo Messenger::error_of(const char *operation, phx_status status, int peer, const std::string &text) const {
-  ErrorInfo info = make_error_info();
-  info.status = status;
-  info.rank = group_->self_rank();
-  if (peer != PHX_ANY_RANK) info.peer = group_->rank_of(peer);
-  copy_text(info.operation, sizeof info.operation, operation);
+  const std::string whole = std::string(operation) + " on group '" + group_->name() + "': " + text;
+  ErrorInfo info = make_error(status, operation, group_->self_rank(), peer != PHX_ANY_RANK ? group_->rank_of(peer) : -1,
+                              whole.c_str());
   copy_text(info.group, sizeof info.group, group_->name().c_str());
-  copy_text(info.text, sizeof info.text,
-            (std::string(operation) + " on group '" + group_->name() + "': " + text).c_str());
   return info;
 }
 

@@ -115,5 +115,3 @@ phx_status Windows::create(const BlockRef &block, size_t offset, size_t bytes, i
 }
 
 }  // namespace phx
-
-const phx::World &world_of(const phx_window &handle) { return handle.group->world(); }

@@ -1,7 +1,6 @@
 // The map behind the memory store and the TCP server: see the header.
 #include "store/table.h"
 
-#include "base/sliced_wait.h"
 #include "store/semantics.h"
 
 namespace phx::store {

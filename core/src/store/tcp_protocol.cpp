@@ -36,7 +36,9 @@ std::array<uint8_t, 32> get_bytes(const std::string &bytes, size_t at) {
 
 }  // namespace
 
-bool make_nonce(Nonce *nonce) { return fill_random(nonce->data(), nonce->size()); }
+phx_status make_nonce(const char *operation, Nonce *nonce) {
+  return fill_random(operation, nonce->data(), nonce->size());
+}
 
 Digest make_proof(Side side, const std::string &token, const Greeting &greeting, const Nonce &client_nonce) {
   HmacSha256 hmac(token.data(), token.size());

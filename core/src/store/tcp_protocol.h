@@ -43,7 +43,7 @@ inline constexpr size_t kGreetingBytes = kMagicBytes + 32 + 32;
 inline constexpr size_t kAnswerBytes = 32 + 32;
 inline constexpr size_t kVerdictBytes = 1 + 32;
 
-bool make_nonce(Nonce *nonce);  // false, with errno, when the system has no random bytes
+phx_status make_nonce(const char *operation, Nonce *nonce);
 Digest make_proof(Side side, const std::string &token, const Greeting &greeting, const Nonce &client_nonce);
 
 std::string encode(const Greeting &greeting);

@@ -26,8 +26,6 @@ struct phx_symm {
   phx::Symm *symm;
 };
 
-const phx::World &world_of(const phx_symm &handle);
-
 namespace phx {
 
 // For allocations in device memory: describes a collective that the owner of the pad has enqueued on a stream. These

@@ -111,7 +111,7 @@ class HostDial final : private ForkHook {
   int losses_ = 0;        // during the handshake
   int64_t again_ns_ = 0;  // 0: it does not pause
   std::string last_loss_;
-  ErrorInfo error_ = make_error_info();
+  ErrorInfo error_;
 };
 
 }  // namespace phx

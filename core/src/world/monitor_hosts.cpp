@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "base/error.h"
-#include "base/sliced_wait.h"
 #include "world/monitor.h"
 
 namespace phx {

@@ -26,10 +26,7 @@ constexpr int64_t kAskNs = 500 * 1000000LL;
 phx_status World::create(const phx_world_params &params, std::shared_ptr<World> *out) {
   PeerRecord record{};
   Uuid names[2];
-  if (!fill_random(names, sizeof names))
-    return fail_errno(errno, "world_create",
-                      "neither getrandom(2) nor /dev/urandom gives random bytes; see whether a seccomp "
-                      "profile or a container refuses them");
+  PHX_TRY(fill_random("world_create", names, sizeof names));
   std::memcpy(record.magic, kPeerMagic, sizeof record.magic);
   record.build = this_build();
   record.rank = params.rank;
@@ -267,11 +264,7 @@ void World::forget_block(const BlockRef &block) {
 
 void World::finalize() {
   if (finalized_.exchange(true)) return;
-  ErrorInfo cause = make_error_info();
-  cause.status = PHX_ERR_REVOKED;
-  cause.rank = rank();
-  copy_text(cause.operation, sizeof cause.operation, "world_finalize");
-  copy_text(cause.text, sizeof cause.text, "this rank's world was finalized");
+  const ErrorInfo cause = make_error(PHX_ERR_REVOKED, "world_finalize", rank(), -1, "this rank's world was finalized");
   for (const auto &group : groups()) group->on_finalized(cause);
   monitor_.stop();
   std::lock_guard<std::mutex> lock(dial_mutex_);
