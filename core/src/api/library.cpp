@@ -16,6 +16,8 @@
 #include "phalanx/tuning.h"
 #include "world/host_address.h"
 
+using namespace phx;
+
 namespace {
 
 // From -1 down.
@@ -67,10 +69,10 @@ const char *phx_build_info(void) {
   static const std::string *const info = new std::string([] {
     std::string features;
     for (const char *feature : kFeatures) features += (features.empty() ? "\"" : ", \"") + std::string(feature) + "\"";
-    const phx::Build &build = phx::this_build();
+    const Build &build = this_build();
     return "{\"version\": \"" PHX_VERSION_STRING "\", \"build\": \"" +
            std::string(build.fingerprint, sizeof build.fingerprint) +
-           "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" + std::string(phx::kernels::active_isa()) +
+           "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" + std::string(kernels::active_isa()) +
            "\", \"features\": [" + features + "], \"cuda\": " + (phx_has("cuda") != 0 ? "true" : "false") + "}";
   }());  // never destroyed: it may be read during exit
   return info->c_str();
@@ -80,7 +82,7 @@ int32_t phx_has(const char *feature) {
   if (feature == nullptr) return 0;
   for (const char *known : kFeatures)
     if (std::strcmp(known, feature) == 0) return 1;
-  return std::strcmp(phx::kernels::active_isa(), feature) == 0 ? 1 : 0;
+  return std::strcmp(kernels::active_isa(), feature) == 0 ? 1 : 0;
 }
 
 size_t phx_struct_size(const char *struct_name) {
@@ -105,48 +107,48 @@ const char *phx_op_name(phx_op op) {
   return kOps[op > 0 && op < rows ? op : 0];
 }
 
-const char *phx_last_error(void) { return phx::last_error().text; }
+const char *phx_last_error(void) { return last_error().text; }
 
 phx_status phx_last_error_info(phx_error_info *out) {
-  const phx::ErrorInfo info = phx::last_error();  // copied, because a failing copy_error_out overwrites it
-  return phx::copy_error_out(info, out, "last_error_info");
+  const ErrorInfo info = last_error();  // copied, because a failing copy_error_out overwrites it
+  return copy_error_out(info, out, "last_error_info");
 }
 
 phx_status phx_ucx_set_directory(const char *directory) {
-  return phx::guarded("ucx_set_directory", [&]() -> phx_status {
-    phx::set_ucx_hint(directory);
+  return guarded("ucx_set_directory", [&]() -> phx_status {
+    set_ucx_hint(directory);
     return PHX_OK;
   });
 }
 
 phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
-  return phx::guarded("ucx_describe", [&](const char *operation) -> phx_status {
+  return guarded("ucx_describe", [&](const char *operation) -> phx_status {
     if (size == nullptr || (text == nullptr && capacity != 0))
-      return phx::fail(PHX_ERR_INVALID, operation, "size or text is NULL");
-    const phx::KeptError kept;
-    const phx::UcxFacts facts = phx::ucx_facts();
-    phx::HostAddress address{};
+      return fail(PHX_ERR_INVALID, operation, "size or text is NULL");
+    const KeptError kept;
+    const UcxFacts facts = ucx_facts();
+    HostAddress address{};
     const char *const master = std::getenv("MASTER_ADDR");
-    const bool chosen = phx::choose_address(operation, master != nullptr ? master : "", &address) == PHX_OK;
-    const std::string where = chosen ? phx::text_of(address) : phx::last_error().text;
+    const bool chosen = choose_address(operation, master != nullptr ? master : "", &address) == PHX_OK;
+    const std::string where = chosen ? text_of(address) : last_error().text;
     const std::string all = "path: " + facts.path + "\nversion: " + facts.version +
                             "\ntransports: " + facts.transports + "\nproblem: " + facts.problem +
                             "\naddress: " + (chosen ? where.substr(0, where.rfind(':')) : "") +
                             "\naddress problem: " + (chosen ? "" : where) + "\n";
     *size = all.size();
-    if (capacity != 0) phx::copy_text(text, capacity, all.c_str());
+    if (capacity != 0) copy_text(text, capacity, all.c_str());
     return PHX_OK;
   });
 }
 
 phx_status phx_set_error(phx_status status, const char *text) {
-  return phx::fail_text(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
+  return fail_text(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
 }
 
 const char *phx_environment(void) {
   static const std::string *const table = new std::string([] {
     std::string text;
-    for (const phx::Variable &row : phx::kVariables)
+    for (const Variable &row : kVariables)
       text += std::string(row.name) + '\t' + row.reader + '\t' + row.values + '\t' + row.fallback + '\t' + row.meaning +
               '\n';
     return text;
@@ -155,12 +157,12 @@ const char *phx_environment(void) {
 }
 
 phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {
-  phx::set_log(fn, user, min_level);
+  set_log(fn, user, min_level);
   return PHX_OK;
 }
 
 phx_status phx_set_interrupt(phx_interrupt_fn check, void *arg) {
-  phx::set_interrupt_hook(check, arg);
+  set_interrupt_hook(check, arg);
   return PHX_OK;
 }
 }

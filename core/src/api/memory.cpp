@@ -7,9 +7,7 @@
 #include "phalanx/cuda.h"
 #include "world/allocator.h"
 
-using phx::fail;
-using phx::with_handle;
-using phx::with_live_handle;
+using namespace phx;
 
 namespace {
 
@@ -18,10 +16,10 @@ constexpr phx_device kCpu{PHX_DEVICE_CPU, 0};
 // Finds the allocator of `device` (NULL: the CPU), with which `take` gets a block from the table of the world.
 template <class Take>
 phx_status alloc(const char *operation, phx_world *world, const phx_device *device, void **out, const Take &take) {
-  return with_live_handle(operation, world, [&](phx::World &w) -> phx_status {
+  return with_live_handle(operation, world, [&](World &w) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     const phx_device where = device != nullptr ? *device : kCpu;
-    phx::AllocatorRef allocator = w.allocators().get(where.type, operation);
+    AllocatorRef allocator = w.allocators().get(where.type, operation);
     return allocator ? take(w.blocks(), std::move(allocator), where) : PHX_ERR_UNSUPPORTED;
   });
 }
@@ -35,14 +33,14 @@ struct Ticket {
   uint32_t reserved;  // 0
   uint64_t size;      // as requested
   uint64_t span;      // of the whole allocation
-  phx::cuda::FabricHandle handle;
+  cuda::FabricHandle handle;
 };
 static_assert(sizeof(Ticket) == PHX_FABRIC_HANDLE_BYTES);
 constexpr char kMagic[8] = {'p', 'h', 'x', 'f', 'a', 'b', 'r', 'c'};
 constexpr uint32_t kVersion = 1;
 
-phx_status check_ability(const char *operation, const phx::cuda::Driver &driver, const phx::cuda::Gpu &gpu) {
-  using phx::cuda::FabricAbility;
+phx_status check_ability(const char *operation, const cuda::Driver &driver, const cuda::Gpu &gpu) {
+  using cuda::FabricAbility;
   if (gpu.fabric == FabricAbility::kCan) return PHX_OK;
   if (gpu.fabric == FabricAbility::kNone)
     return fail(PHX_ERR_UNSUPPORTED, operation, "CUDA device %d, or its driver, has no fabric handles", gpu.index);
@@ -77,23 +75,23 @@ phx_status read_ticket(const char *operation, const void *bytes, size_t size, Ti
 extern "C" {
 
 phx_status phx_allocator_register(phx_world *world, int32_t device_type, const phx_allocator_ops *ops, void *self) {
-  return with_live_handle("allocator_register", world, [&](phx::World &w, const char *operation) -> phx_status {
+  return with_live_handle("allocator_register", world, [&](World &w, const char *operation) -> phx_status {
     if (ops == nullptr) return fail(PHX_ERR_INVALID, operation, "ops is NULL");
     phx_allocator_ops copy = PHX_ALLOCATOR_OPS_INIT;
-    PHX_TRY(phx::read_in(ops, &copy, operation));
+    PHX_TRY(read_in(ops, &copy, operation));
     if (copy.name == nullptr || copy.alloc == nullptr || copy.free == nullptr || copy.export_handle == nullptr ||
         copy.import_handle == nullptr || copy.unmap == nullptr)
       return fail(PHX_ERR_INVALID, operation,
                   "a field of the allocator is NULL; name and every function except destroy must be given");
     if ((copy.flags & ~uint32_t{PHX_ALLOCATOR_DEVICE_MEMORY}) != 0)
       return fail(PHX_ERR_INVALID, operation, "flags may only have PHX_ALLOCATOR_DEVICE_MEMORY");
-    w.allocators().put(device_type, std::make_shared<phx::Allocator>(copy, self));
+    w.allocators().put(device_type, std::make_shared<Allocator>(copy, self));
     return PHX_OK;
   });
 }
 
 phx_status phx_allocator_unregister(phx_world *world, int32_t device_type) {
-  return with_live_handle("allocator_unregister", world, [&](phx::World &w, const char *operation) -> phx_status {
+  return with_live_handle("allocator_unregister", world, [&](World &w, const char *operation) -> phx_status {
     if (w.allocators().remove(device_type)) return PHX_OK;
     return fail(PHX_ERR_NOT_FOUND, operation, "no allocator is registered for device type %d", device_type);
   });
@@ -101,7 +99,7 @@ phx_status phx_allocator_unregister(phx_world *world, int32_t device_type) {
 
 phx_status phx_mem_alloc(phx_world *world, const phx_device *device, size_t size, void **out) {
   return alloc("mem_alloc", world, device, out,
-               [&](phx::BlockTable &blocks, phx::AllocatorRef allocator, const phx_device &where) {
+               [&](BlockTable &blocks, AllocatorRef allocator, const phx_device &where) {
                  return blocks.alloc(std::move(allocator), where, size, out);
                });
 }
@@ -109,7 +107,7 @@ phx_status phx_mem_alloc(phx_world *world, const phx_device *device, size_t size
 phx_status phx_mem_alloc_persistent(phx_world *world, const phx_device *device, size_t size, const char *scope,
                                     uint64_t alloc_id, void **out) {
   return alloc("mem_alloc_persistent", world, device, out,
-               [&](phx::BlockTable &blocks, phx::AllocatorRef allocator, const phx_device &where) {
+               [&](BlockTable &blocks, AllocatorRef allocator, const phx_device &where) {
                  return blocks.alloc_persistent(std::move(allocator), where, size, scope != nullptr ? scope : "",
                                                 alloc_id, out);
                });
@@ -118,12 +116,12 @@ phx_status phx_mem_alloc_persistent(phx_world *world, const phx_device *device, 
 // Memory outlives finalize, because tensors may be destroyed late: the functions below accept a finalized world.
 
 phx_status phx_mem_retain(phx_world *world, void *pointer) {
-  return with_handle("mem_retain", world, [&](phx::World &w) { return w.blocks().retain(pointer); });
+  return with_handle("mem_retain", world, [&](World &w) { return w.blocks().retain(pointer); });
 }
 
 phx_status phx_mem_free(phx_world *world, void *pointer) {
-  return with_handle("mem_free", world, [&](phx::World &w) {
-    phx::BlockRef gone;
+  return with_handle("mem_free", world, [&](World &w) {
+    BlockRef gone;
     const phx_status status = w.blocks().free(pointer, &gone);
     if (gone) w.forget_block(gone);
     return status;
@@ -131,8 +129,8 @@ phx_status phx_mem_free(phx_world *world, void *pointer) {
 }
 
 phx_status phx_mem_drop(phx_world *world, const phx_device *device, const char *scope, uint64_t alloc_id) {
-  return with_handle("mem_drop", world, [&](phx::World &w) {
-    phx::BlockRef gone;
+  return with_handle("mem_drop", world, [&](World &w) {
+    BlockRef gone;
     const phx_status status =
         w.blocks().drop(device != nullptr ? *device : kCpu, scope != nullptr ? scope : "", alloc_id, &gone);
     if (gone) w.forget_block(gone);
@@ -141,11 +139,11 @@ phx_status phx_mem_drop(phx_world *world, const phx_device *device, const char *
 }
 
 phx_status phx_mem_find(phx_world *world, const void *pointer, phx_mem_info *out) {
-  return with_handle("mem_find", world, [&](phx::World &w) { return w.blocks().info(pointer, out); });
+  return with_handle("mem_find", world, [&](World &w) { return w.blocks().info(pointer, out); });
 }
 
 phx_status phx_mem_count(phx_world *world, size_t *blocks, size_t *bytes) {
-  return with_handle("mem_count", world, [&](phx::World &w) -> phx_status {
+  return with_handle("mem_count", world, [&](World &w) -> phx_status {
     if (blocks == nullptr || bytes == nullptr) return fail(PHX_ERR_INVALID, "mem_count", "blocks or bytes is NULL");
     w.blocks().count(blocks, bytes);
     return PHX_OK;
@@ -153,13 +151,13 @@ phx_status phx_mem_count(phx_world *world, size_t *blocks, size_t *bytes) {
 }
 
 phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *handle) {
-  return with_live_handle("mem_export_fabric", world, [&](phx::World &w, const char *operation) -> phx_status {
+  return with_live_handle("mem_export_fabric", world, [&](World &w, const char *operation) -> phx_status {
     if (handle == nullptr) return fail(PHX_ERR_INVALID, operation, "handle is NULL");
-    const phx::BlockRef block = w.blocks().find(pointer);
+    const BlockRef block = w.blocks().find(pointer);
     if (!block || !block->live())
       return fail(PHX_ERR_NOT_FOUND, operation,
                   "%p was not allocated by phx_mem_alloc in this world, or was already freed", pointer);
-    phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*block->allocator);
+    cuda::Gpus *const gpus = cuda::gpus_of(*block->allocator);
     if (gpus == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
@@ -167,7 +165,7 @@ phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *ha
     if (block->imported)
       return fail(PHX_ERR_INVALID, operation,
                   "the memory belongs to another rank; pass on the handle with which it was imported");
-    const phx::cuda::Memory &memory = phx::cuda::memory_of(*block);
+    const cuda::Memory &memory = cuda::memory_of(*block);
     PHX_TRY(check_ability(operation, gpus->driver(), memory.gpu()));
     Ticket ticket{};
     std::memcpy(ticket.magic, kMagic, sizeof kMagic);
@@ -182,26 +180,26 @@ phx_status phx_mem_export_fabric(phx_world *world, const void *pointer, void *ha
 
 phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, const void *handle, size_t handle_size,
                                  void **out) {
-  return with_live_handle("mem_import_fabric", world, [&](phx::World &w, const char *operation) -> phx_status {
+  return with_live_handle("mem_import_fabric", world, [&](World &w, const char *operation) -> phx_status {
     if (device == nullptr || out == nullptr) return fail(PHX_ERR_INVALID, operation, "device or out is NULL");
     Ticket ticket;
     PHX_TRY(read_ticket(operation, handle, handle_size, &ticket));
-    phx::AllocatorRef allocator = w.allocators().get(device->type, operation);
+    AllocatorRef allocator = w.allocators().get(device->type, operation);
     if (!allocator) return PHX_ERR_UNSUPPORTED;
-    phx::cuda::Gpus *const gpus = phx::cuda::gpus_of(*allocator);
+    cuda::Gpus *const gpus = cuda::gpus_of(*allocator);
     if (gpus == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "only Phalanx's CUDA allocator imports fabric handles, not '%s', which serves this device; give "
                   "a CUDA device",
                   allocator->ops().name);
-    phx::cuda::Gpu gpu;
+    cuda::Gpu gpu;
     PHX_TRY(gpus->get(operation, device->index, &gpu));
     PHX_TRY(check_ability(operation, gpus->driver(), gpu));
-    phx::cuda::MemoryPtr memory;
-    PHX_TRY(phx::cuda::Memory::import_fabric(operation, *gpus, device->index, ticket.handle, ticket.span, &memory));
+    cuda::MemoryPtr memory;
+    PHX_TRY(cuda::Memory::import_fabric(operation, *gpus, device->index, ticket.handle, ticket.span, &memory));
     void *base = nullptr;
     uint64_t cookie = 0;
-    phx::cuda::hand_over(std::move(memory), &base, &cookie);
+    cuda::hand_over(std::move(memory), &base, &cookie);
     PHX_TRY(w.blocks().adopt(std::move(allocator), *device, base, cookie, ticket.size));
     *out = base;
     return PHX_OK;

@@ -6,7 +6,7 @@
 #include "store/semantics.h"
 #include "store/store.h"
 
-using phx::guarded;
+using namespace phx;
 using phx::store::check_key;
 using phx::store::check_out;
 using phx::store::check_store;
@@ -20,7 +20,7 @@ template <class Body>
 phx_status with_store(const char *operation, const phx_store *store, Body &&body) noexcept {
   return guarded(operation, [&]() -> phx_status {
     PHX_TRY(check_store(operation, store));
-    return phx::call_body(operation, body);
+    return call_body(operation, body);
   });
 }
 
@@ -29,7 +29,7 @@ template <class Body>
 phx_status with_key(const char *operation, const phx_store *store, const char *key, Body &&body) noexcept {
   return with_store(operation, store, [&]() -> phx_status {
     PHX_TRY(check_key(operation, key));
-    return phx::call_body(operation, body);
+    return call_body(operation, body);
   });
 }
 
@@ -41,7 +41,7 @@ phx_status make(const char *operation, phx_status (*make_store)(const char *, Pa
 
 phx_status check_keys(const char *operation, const char *const *keys, size_t count) {
   if (keys == nullptr && count > 0)
-    return phx::fail(PHX_ERR_INVALID, operation, "the array of keys is NULL but its count is %zu", count);
+    return fail(PHX_ERR_INVALID, operation, "the array of keys is NULL but its count is %zu", count);
   for (size_t i = 0; i < count; ++i) PHX_TRY(check_key(operation, keys[i]));
   return PHX_OK;
 }
@@ -50,28 +50,28 @@ phx_status check_keys(const char *operation, const char *const *keys, size_t cou
 
 extern "C" {
 
-phx_status phx_store_memory(phx_store **out) { return make("store_memory", phx::store::make_memory_store, out); }
+phx_status phx_store_memory(phx_store **out) { return make("store_memory", store::make_memory_store, out); }
 
 phx_status phx_store_file(const char *path, phx_store **out) {
-  return make("store_file", phx::store::make_file_store, path, out);
+  return make("store_file", store::make_file_store, path, out);
 }
 
 phx_status phx_store_prefix(phx_store *base, const char *prefix, phx_store **out) {
-  return make("store_prefix", phx::store::make_prefix_store, base, prefix, out);
+  return make("store_prefix", store::make_prefix_store, base, prefix, out);
 }
 
 phx_status phx_store_wrap(const phx_store_ops *ops, void *self, phx_store **out) {
-  return make("store_wrap", phx::store::make_wrapped_store, ops, self, out);
+  return make("store_wrap", store::make_wrapped_store, ops, self, out);
 }
 
 phx_status phx_store_tcp_serve(const char *bind_address, const void *token, size_t token_size, uint16_t *port,
                                phx_store **out) {
-  return make("store_tcp_serve", phx::store::make_tcp_server, bind_address, token, token_size, port, out);
+  return make("store_tcp_serve", store::make_tcp_server, bind_address, token, token_size, port, out);
 }
 
 phx_status phx_store_tcp_connect(const char *address, uint16_t port, const void *token, size_t token_size,
                                  int64_t timeout_ms, phx_store **out) {
-  return make("store_tcp_connect", phx::store::make_tcp_client, address, port, token, token_size, timeout_ms, out);
+  return make("store_tcp_connect", store::make_tcp_client, address, port, token, token_size, timeout_ms, out);
 }
 
 phx_status phx_store_set(phx_store *store, const char *key, const void *value, size_t size) {
@@ -88,7 +88,7 @@ phx_status phx_store_get(phx_store *store, const char *key, void *value, size_t 
     PHX_TRY(check_out(operation, size));
     PHX_TRY(check_timeout(operation, &timeout_ms));
     if (value == nullptr && capacity > 0)
-      return phx::fail(PHX_ERR_INVALID, operation, "the buffer is NULL but its capacity is %zu", capacity);
+      return fail(PHX_ERR_INVALID, operation, "the buffer is NULL but its capacity is %zu", capacity);
     std::string stored;
     PHX_TRY(store->get(key, &stored, timeout_ms));
     const size_t copied = std::min(capacity, stored.size());

@@ -2,15 +2,12 @@
 #include "p2p/window.h"
 #include "api/entry.h"
 
-using phx::fail;
-using phx::with_handle;
-using phx::with_live_handle;
-using phx::with_timeout;
+using namespace phx;
 
 namespace {
 
-phx_status check_memory(const char *operation, const phx::World &world, const void *base, size_t bytes,
-                        phx::BlockRef *out, size_t *offset) {
+phx_status check_memory(const char *operation, const World &world, const void *base, size_t bytes, BlockRef *out,
+                        size_t *offset) {
   *out = world.blocks().find(base);
   if (!*out || !(*out)->live() || (*out)->imported)
     return fail(PHX_ERR_NOT_FOUND, operation,
@@ -38,14 +35,14 @@ extern "C" {
 
 phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, size_t bytes, int64_t timeout_ms,
                              phx_window **out) {
-  return with_live_handle("window_create", group, [&](phx::Group &g, const char *operation) -> phx_status {
-    phx::Windows &windows = phx::windows_of(g);
-    phx::BlockRef block;
+  return with_live_handle("window_create", group, [&](Group &g, const char *operation) -> phx_status {
+    Windows &windows = windows_of(g);
+    BlockRef block;
     size_t offset = 0;
     int64_t timeout = 0;
     phx_status status = PHX_OK;
     if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
-    if (status == PHX_OK && memory != nullptr) status = phx::check_handle(operation, memory);
+    if (status == PHX_OK && memory != nullptr) status = check_handle(operation, memory);
     if (status == PHX_OK)
       status = check_memory(operation, memory != nullptr ? *memory->ptr : g.world(), base, bytes, &block, &offset);
     if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
@@ -62,7 +59,7 @@ phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, si
 phx_status phx_window_put(phx_window *window, int32_t group_rank, size_t offset, const void *data, size_t bytes,
                           int32_t signal, int64_t timeout_ms) {
   return with_timeout("window_put", window, timeout_ms,
-                      [&](phx::Window &w, int64_t timeout, const char *operation) -> phx_status {
+                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
                         PHX_TRY(w.check(operation, group_rank, offset, bytes));
                         PHX_TRY(check_data(operation, data, bytes));
                         return w.put(group_rank, offset, data, bytes, signal != 0, timeout);
@@ -72,7 +69,7 @@ phx_status phx_window_put(phx_window *window, int32_t group_rank, size_t offset,
 phx_status phx_window_get(phx_window *window, int32_t group_rank, size_t offset, void *data, size_t bytes,
                           int64_t timeout_ms) {
   return with_timeout("window_get", window, timeout_ms,
-                      [&](phx::Window &w, int64_t timeout, const char *operation) -> phx_status {
+                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
                         PHX_TRY(w.check(operation, group_rank, offset, bytes));
                         PHX_TRY(check_data(operation, data, bytes));
                         return w.get(group_rank, offset, data, bytes, timeout);
@@ -81,14 +78,14 @@ phx_status phx_window_get(phx_window *window, int32_t group_rank, size_t offset,
 
 phx_status phx_window_wait_signal(phx_window *window, int32_t group_rank, int64_t timeout_ms) {
   return with_timeout("window_wait_signal", window, timeout_ms,
-                      [&](phx::Window &w, int64_t timeout, const char *operation) -> phx_status {
+                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
                         PHX_TRY(w.check(operation, group_rank, 0, 0));
                         return w.wait_signal(group_rank, timeout);
                       });
 }
 
 phx_status phx_window_get_signals(phx_window *window, int32_t group_rank, uint32_t *out) {
-  return with_handle("window_get_signals", window, [&](phx::Window &w, const char *operation) -> phx_status {
+  return with_handle("window_get_signals", window, [&](Window &w, const char *operation) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
     PHX_TRY(w.check(operation, group_rank, 0, 0));
     *out = w.signals(group_rank);
@@ -98,16 +95,16 @@ phx_status phx_window_get_signals(phx_window *window, int32_t group_rank, uint32
 
 phx_status phx_window_flush(phx_window *window, int64_t timeout_ms) {
   return with_timeout("window_flush", window, timeout_ms,
-                      [&](phx::Window &, int64_t timeout) { return phx::windows_of(*window->group).flush(timeout); });
+                      [&](Window &, int64_t timeout) { return windows_of(*window->group).flush(timeout); });
 }
 
 void *phx_window_memory(phx_window *window, int32_t group_rank) {
   void *found = nullptr;
-  (void)with_handle("window_memory", window, [&](const phx::Window &w, const char *operation) -> phx_status {
+  (void)with_handle("window_memory", window, [&](const Window &w, const char *operation) -> phx_status {
     PHX_TRY(w.check(operation, group_rank, 0, 0));
     found = w.memory(group_rank);
     if (found != nullptr) return PHX_OK;
-    const phx::Group &g = *window->group;
+    const Group &g = *window->group;
     return fail(PHX_ERR_UNSUPPORTED, operation,
                 "%s shares no memory with rank %d; use phx_window_get and phx_window_put",
                 g.describe(group_rank).c_str(), g.self_rank());
@@ -116,8 +113,8 @@ void *phx_window_memory(phx_window *window, int32_t group_rank) {
 }
 
 void phx_window_release(phx_window *window) {
-  if (window == nullptr || phx::is_inherited(window)) return;
-  const std::shared_ptr<phx::Group> group = window->group;
+  if (window == nullptr || is_inherited(window)) return;
+  const std::shared_ptr<Group> group = window->group;
   delete window;
 }
 }
