@@ -12,15 +12,10 @@ class Fd {
   Fd() = default;
   explicit Fd(int fd) : fd_(fd) {}
   Fd(Fd &&other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd &operator=(Fd &&other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::exchange(other.fd_, -1);
-    }
+  Fd &operator=(Fd other) noexcept {
+    std::swap(fd_, other.fd_);
     return *this;
   }
-  Fd(const Fd &) = delete;
-  Fd &operator=(const Fd &) = delete;
   ~Fd() { reset(); }
 
   int get() const { return fd_; }

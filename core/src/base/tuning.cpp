@@ -85,8 +85,8 @@ void read_value(const Row &row, const char *key, uint64_t *value) {
   if (parsed.ec == std::errc() && parsed.ptr == end && number != 0) *value = number;
 }
 
-// Ignores a file of another user, unless that is root: its values could do no harm but slow this process down.
-// *problem, if not NULL, becomes the reason why a file that exists is not read.
+// Empty without a path. Ignores a file of another user, unless that is root: its values could do no harm but slow this
+// process down. *problem, if not NULL, becomes the reason why a file that exists is not read.
 std::string read_table(const std::string &path, std::string *problem = nullptr) {
   Fd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat info;
@@ -130,11 +130,6 @@ Values load(const Key &key, const std::string &text) {
     for (const TuningField<Values> &field : fields_of(&values)) read_value(row, field.key, &(values.*field.member));
   }
   return values;
-}
-
-std::string text_of_table() {
-  const std::string path = tuning_path();
-  return path.empty() ? "" : read_table(path);
 }
 
 template <class Values>
@@ -253,11 +248,11 @@ std::string tuning_problem() {
 }
 
 Tuning load_tuning(int group_size) {
-  const std::string text = text_of_table();
+  const std::string text = read_table(tuning_path());
   return text.empty() ? Tuning() : load<Tuning>(key_of(group_size), text);
 }
 
-GpuTuning load_gpu_tuning(const GpuPlace &place) { return load<GpuTuning>(key_of(place), text_of_table()); }
+GpuTuning load_gpu_tuning(const GpuPlace &place) { return load<GpuTuning>(key_of(place), read_table(tuning_path())); }
 
 phx_status save_tuning(const std::string &path, int group_size, const Tuning &tuning) {
   return save("group_save_tuning", path, key_of(group_size), tuning);
