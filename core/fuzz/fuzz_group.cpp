@@ -122,7 +122,7 @@ class Hostile {
   // Something that nobody asked for.
   void intrude(int socket, uint64_t group_id) {
     const auto kind = static_cast<MessageKind>(1 + input_.below(4));
-    phx::ErrorInfo cause = phx::make_error_info();
+    phx::ErrorInfo cause;
     cause.status = PHX_ERR_TIMEOUT;
     std::string payload = kind == MessageKind::kRevoke ? fuzz::as_bytes(cause) : input_.bytes(input_.byte());
     fuzz::spoil(input_, &payload);

@@ -29,7 +29,7 @@ std::string row_start(int ranks) { return "host=" + phx::tuning_host() + " ranks
 
 TEST(what_was_saved_is_read_again_for_groups_of_its_size_alone) {
   Table table;
-  const phx::Tuning saved{1, 2, 3, UINT64_MAX};
+  const phx::Tuning saved{0, 0, 1, 2, 3, UINT64_MAX};
   CHECK(phx::save_tuning("", 2, saved) == PHX_OK);
   const phx::Tuning read = phx::load_tuning(2), other = phx::load_tuning(3);
   CHECK(read.one_shot_bytes == 1 && read.chunk_bytes == 2 && read.streaming_bytes == 3);
@@ -54,18 +54,18 @@ TEST(saving_leaves_the_rows_of_others_as_they_are) {
   Table table;
   const std::string others = "host=0 ranks=2 chunk_bytes=1\n# a remark\n" + row_start(3) + "chunk_bytes=7 unknown=8\n";
   table.write(others);
-  CHECK(phx::save_tuning("", 2, phx::Tuning{5, 6, 7, 8}) == PHX_OK);
+  CHECK(phx::save_tuning("", 2, phx::Tuning{0, 0, 5, 6, 7, 8}) == PHX_OK);
   CHECK(table.read().substr(0, others.size()) == others);
   CHECK(phx::load_tuning(2).chunk_bytes == 6 && phx::load_tuning(3).chunk_bytes == 7);
 }
 
 TEST(rows_of_gpus_are_by_their_name_how_many_ranks_there_are_and_whether_they_share_one) {
   Table table;
-  CHECK(phx::save_tuning("", 2, phx::Tuning{5, 6, 7, 8}) == PHX_OK);
+  CHECK(phx::save_tuning("", 2, phx::Tuning{0, 0, 5, 6, 7, 8}) == PHX_OK);
   const std::string host = table.read();
   const phx::GpuPlace here{"NVIDIA H100 80GB HBM3", 2, false};
-  CHECK(phx::save_gpu_tuning("", here, phx::GpuTuning{1, 2, 3, 4, UINT64_MAX}) == PHX_OK);
-  CHECK(phx::save_gpu_tuning("", {here.gpu, 2, true}, phx::GpuTuning{9, 9, 9, 9, 9}) == PHX_OK);
+  CHECK(phx::save_gpu_tuning("", here, phx::GpuTuning{0, 0, 1, 2, 3, 4, UINT64_MAX}) == PHX_OK);
+  CHECK(phx::save_gpu_tuning("", {here.gpu, 2, true}, phx::GpuTuning{0, 0, 9, 9, 9, 9, 9}) == PHX_OK);
   CHECK(table.read() ==
         host +
             "gpu=NVIDIA_H100_80GB_HBM3 ranks=2 shared=0 line_bytes=1 two_shot_bytes=2 multicast_bytes=3 copy_bytes=4 "
@@ -78,7 +78,7 @@ TEST(rows_of_gpus_are_by_their_name_how_many_ranks_there_are_and_whether_they_sh
   CHECK(phx::load_gpu_tuning({here.gpu, 2, true}).copy_bytes == 9);
   for (const phx::GpuPlace &other : {phx::GpuPlace{here.gpu, 3, false}, phx::GpuPlace{"NVIDIA H100", 2, false}})
     CHECK(phx::load_gpu_tuning(other).line_bytes == 0);
-  CHECK(phx::save_gpu_tuning("", here, phx::GpuTuning{7, 2, 3, 4, 5}) == PHX_OK);
+  CHECK(phx::save_gpu_tuning("", here, phx::GpuTuning{0, 0, 7, 2, 3, 4, 5}) == PHX_OK);
   CHECK(phx::load_gpu_tuning(here).line_bytes == 7 && phx::load_gpu_tuning({here.gpu, 2, true}).line_bytes == 9);
   CHECK(phx::load_tuning(2).chunk_bytes == 6);
 }
@@ -87,7 +87,7 @@ TEST(rows_of_gpus_are_by_their_name_how_many_ranks_there_are_and_whether_they_sh
 TEST(the_name_of_a_gpu_is_one_word_of_a_row) {
   Table table;
   const phx::GpuPlace strange{"a=b\tc\xc3\xa9 line_bytes=5", 2, true};
-  CHECK(phx::save_gpu_tuning("", strange, phx::GpuTuning{1, 2, 3, 4, 5}) == PHX_OK);
+  CHECK(phx::save_gpu_tuning("", strange, phx::GpuTuning{0, 0, 1, 2, 3, 4, 5}) == PHX_OK);
   CHECK(table.read().substr(0, 42) == "gpu=a_b_c___line_bytes_5 ranks=2 shared=1 ");
   CHECK(phx::load_gpu_tuning(strange).line_bytes == 1);
 }

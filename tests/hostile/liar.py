@@ -195,7 +195,7 @@ class Liar:
         fields.update(group_rank=self.rank, group_size=self.world_size)
         fields.update(channels=CHANNELS, recorder_entries=wire.RECORDER_ENTRIES)
         cores, order = b"\1" + bytes(511), changes.pop("reduction_order", 1)
-        return wire.GEOMETRY.pack(*{**fields, **changes}.values(), 1, bytes(32), 0, 0, cores, order)
+        return wire.GEOMETRY.pack(*{**fields, **changes}.values(), 1, bytes(40), 0, 0, cores, order)
 
     def memfd(self, size: int, seals: int = SEALS, flags: int = 0) -> int:
         fd = os.memfd_create("phalanx-group", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)

@@ -24,7 +24,7 @@ GROUP_CREATE, SYMM_RENDEZVOUS = 1, 3  # calls
 WITH_DESCRIPTORS = 1 << 31  # in a call: descriptors follow the parcel, in a message of its number and DESCRIPTORS
 DESCRIPTORS = 1 << 61
 ENVELOPE = struct.Struct("<IHHQQII")  # magic, kind, descriptors, group id, ordinal, bytes of the payload, call
-GEOMETRY = struct.Struct("<QiiIII4x32sI4xQ512si4x")  # of a control segment; then tuning, quota, cores, and the order
+GEOMETRY = struct.Struct("<QiiIII4x40sI4xQ512si4x")  # of a control segment; then tuning, quota, cores, and the order
 # ordinal, size, alloc id, channels, persistent, device, pad (segment, index, pads of a new segment), handle; then
 # whether it is in memory of a GPU, and what is to be known of that
 SYMM = struct.Struct("<QQQIiiiIIII64sii136s")

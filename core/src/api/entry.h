@@ -3,6 +3,7 @@
 
 #include <exception>
 #include <new>
+#include <type_traits>
 
 #include "base/abi.h"
 #include "base/error.h"
@@ -14,12 +15,21 @@
 
 namespace phx {
 
+// Calls `body`, which may take the name of the operation after its other arguments.
+template <class Body, class... Args>
+phx_status call_body(const char *operation, Body &body, Args &...args) {
+  if constexpr (std::is_invocable_v<Body &, Args &..., const char *>)
+    return body(args..., operation);
+  else
+    return body(args...);
+}
+
 // Runs `body`, which returns a phx_status. An exception becomes an error of `operation`, and a timeout that the
 // thread's hook caused becomes PHX_ERR_INTERRUPTED.
 template <class Body>
 phx_status guarded(const char *operation, Body &&body) noexcept {
   try {
-    const phx_status status = body();
+    const phx_status status = call_body(operation, body);
     return status == PHX_ERR_TIMEOUT ? timeout_or_interrupt(operation) : status;
   } catch (const std::bad_alloc &) {
     return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
@@ -44,6 +54,18 @@ inline const Group *group_of(const phx_group &handle) { return handle.ptr.get();
 inline const Group *group_of(const phx_symm &handle) { return &handle.symm->group(); }
 inline const Group *group_of(const phx_window &handle) { return handle.group.get(); }
 inline const Group *group_of(const phx_work &handle) { return handle.group.get(); }
+inline const World &world_of(const phx_world &handle) { return *handle.ptr; }
+template <class Handle>
+const World &world_of(const Handle &handle) {
+  return group_of(handle)->world();
+}
+
+// Whether a handle is not NULL and belongs to the parent of this forked child. Releasing such a handle does nothing: a
+// lock of what is behind it may have been held at the fork, and its threads and connections are the parent's.
+template <class Handle>
+bool is_inherited(const Handle *handle) {
+  return handle != nullptr && __builtin_expect(world_of(*handle).forked(), 0);
+}
 
 // PHX_OK if the handle is not NULL and this process is not a forked child of the one that created it.
 template <class Handle>
@@ -56,7 +78,7 @@ phx_status check_handle(const char *operation, const Handle *handle) {
 template <class Handle, class Body>
 phx_status with_handle(const char *operation, Handle *handle, Body &&body) noexcept {
   PHX_TRY(check_handle(operation, handle));
-  const phx_status status = guarded(operation, [&]() -> phx_status { return body(behind(*handle)); });
+  const phx_status status = guarded(operation, [&] { return call_body(operation, body, behind(*handle)); });
   if (__builtin_expect(status >= 0, 1)) return status;
   const Group *const group = group_of(*handle);
   return group == nullptr ? status : Failed(status).in(group->name().c_str(), group->self_rank());
@@ -68,7 +90,7 @@ phx_status with_live_handle(const char *operation, Handle *handle, Body &&body) 
   return with_handle(operation, handle, [&](auto &object) -> phx_status {
     if (world_of(*handle).finalized())
       return fail(PHX_ERR_INVALID, operation, "this world was finalized; make a new one");
-    return body(object);
+    return call_body(operation, body, object);
   });
 }
 
@@ -77,8 +99,8 @@ template <class Handle, class Body>
 phx_status with_timeout(const char *operation, Handle *handle, int64_t timeout_ms, Body &&body) noexcept {
   return with_handle(operation, handle, [&](auto &object) -> phx_status {
     int64_t timeout = 0;
-    const phx_status status = group_of(*handle)->resolve_timeout(operation, timeout_ms, &timeout);
-    return status != PHX_OK ? status : body(object, timeout);
+    PHX_TRY(group_of(*handle)->resolve_timeout(operation, timeout_ms, &timeout));
+    return call_body(operation, body, object, timeout);
   });
 }
 
@@ -88,8 +110,5 @@ inline phx_status check_default_timeout(const char *operation, int64_t timeout_m
   return fail(PHX_ERR_INVALID, operation, "timeout_ms is %lld; it must be positive, or 0 for the default",
               static_cast<long long>(timeout_ms));
 }
-
-// Logs what is wrong with the environment variables of this process: once, and when a log callback is set.
-void warn_about_environment();
 
 }  // namespace phx

@@ -1,10 +1,11 @@
-// Functions that need no world: versions, names, sizes, errors, the log and the interrupt hook.
+// Functions that need no world: versions, names, sizes, errors, environment variables, the log and the interrupt hook.
 #include <cstdlib>
 #include <cstring>
 #include <string>
 
 #include "api/entry.h"
 #include "base/build.h"
+#include "base/environment.h"
 #include "base/error.h"
 #include "base/interrupt.h"
 #include "kernels/kernels.h"
@@ -15,43 +16,31 @@
 #include "phalanx/tuning.h"
 #include "world/host_address.h"
 
+using namespace phx;
+
 namespace {
 
-struct DtypeRow {
+// From -1 down.
+constexpr const char *kErrors[] = {
+    "PHX_ERR_INVALID",   "PHX_ERR_UNSUPPORTED", "PHX_ERR_NO_MEMORY", "PHX_ERR_TIMEOUT",
+    "PHX_ERR_PEER_DEAD", "PHX_ERR_REVOKED",     "PHX_ERR_MISMATCH",  "PHX_ERR_EXISTS",
+    "PHX_ERR_NOT_FOUND", "PHX_ERR_IN_USE",      "PHX_ERR_SYSTEM",    "PHX_ERR_DEVICE",
+    "PHX_ERR_ABI",       "PHX_ERR_PERMISSION",  "PHX_ERR_INTERNAL",  "PHX_ERR_INTERRUPTED"};
+static_assert(sizeof kErrors / sizeof kErrors[0] == -PHX_ERR_INTERRUPTED);
+
+struct Row {
   const char *name;
   size_t size;
 };
-constexpr DtypeRow kDtypes[] = {
+constexpr Row kDtypes[] = {
     {"?", 0},      {"float16", 2}, {"bfloat16", 2},  {"float32", 4},     {"float64", 8},       {"int8", 1},
     {"uint8", 1},  {"int16", 2},   {"uint16", 2},    {"int32", 4},       {"uint32", 4},        {"int64", 8},
     {"uint64", 8}, {"bool", 1},    {"complex64", 8}, {"complex128", 16}, {"float8_e4m3fn", 1}, {"float8_e5m2", 1}};
 constexpr const char *kOps[] = {"?", "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
 
-struct StructRow {
-  const char *name;
-  size_t size;
-};
-constexpr StructRow kStructs[] = {
-    {"phx_device", sizeof(phx_device)},
-    {"phx_error_info", sizeof(phx_error_info)},
-    {"phx_store_ops", sizeof(phx_store_ops)},
-    {"phx_world_params", sizeof(phx_world_params)},
-    {"phx_group_info", sizeof(phx_group_info)},
-    {"phx_group_options", sizeof(phx_group_options)},
-    {"phx_allocator_ops", sizeof(phx_allocator_ops)},
-    {"phx_mem_info", sizeof(phx_mem_info)},
-    {"phx_symm_info", sizeof(phx_symm_info)},
-    {"phx_team", sizeof(phx_team)},
-    {"phx_options", sizeof(phx_options)},
-    {"phx_block", sizeof(phx_block)},
-    {"phx_call", sizeof(phx_call)},
-    {"phx_message", sizeof(phx_message)},
-    {"phx_gpu_options", sizeof(phx_gpu_options)},
-    {"phx_group_stats", sizeof(phx_group_stats)},
-    {"phx_tuning", sizeof(phx_tuning)},
-    {"phx_gpu_tuning", sizeof(phx_gpu_tuning)},
-    {"phx_carrier_ops", sizeof(phx_carrier_ops)},
-};
+#define PHX_ROW(type) {#type, sizeof(type)},
+constexpr Row kStructs[] = {PHX_STRUCTS(PHX_ROW)};
+#undef PHX_ROW
 
 constexpr const char *kFeatures[] = {
     "cpu",        "store_memory", "store_file", "store_tcp", "memfd", "shrink", "recorder",
@@ -63,7 +52,7 @@ constexpr const char *kFeatures[] = {
 #endif
 };
 
-const DtypeRow &dtype_row(int32_t dtype) {
+const Row &dtype_row(int32_t dtype) {
   constexpr int32_t rows = sizeof kDtypes / sizeof kDtypes[0];
   return kDtypes[dtype > 0 && dtype < rows ? dtype : 0];
 }
@@ -80,10 +69,10 @@ const char *phx_build_info(void) {
   static const std::string *const info = new std::string([] {
     std::string features;
     for (const char *feature : kFeatures) features += (features.empty() ? "\"" : ", \"") + std::string(feature) + "\"";
-    const phx::Build &build = phx::this_build();
+    const Build &build = this_build();
     return "{\"version\": \"" PHX_VERSION_STRING "\", \"build\": \"" +
            std::string(build.fingerprint, sizeof build.fingerprint) +
-           "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" + std::string(phx::kernels::active_isa()) +
+           "\", \"compiler\": \"" __VERSION__ "\", \"isa\": \"" + std::string(kernels::active_isa()) +
            "\", \"features\": [" + features + "], \"cuda\": " + (phx_has("cuda") != 0 ? "true" : "false") + "}";
   }());  // never destroyed: it may be read during exit
   return info->c_str();
@@ -93,38 +82,20 @@ int32_t phx_has(const char *feature) {
   if (feature == nullptr) return 0;
   for (const char *known : kFeatures)
     if (std::strcmp(known, feature) == 0) return 1;
-  return std::strcmp(phx::kernels::active_isa(), feature) == 0 ? 1 : 0;
+  return std::strcmp(kernels::active_isa(), feature) == 0 ? 1 : 0;
 }
 
 size_t phx_struct_size(const char *struct_name) {
   if (struct_name == nullptr) return 0;
-  for (const StructRow &row : kStructs)
+  for (const Row &row : kStructs)
     if (std::strcmp(row.name, struct_name) == 0) return row.size;
   return 0;
 }
 
 const char *phx_status_name(phx_status status) {
-  switch (status) {
-    case PHX_OK: return "PHX_OK";
-    case PHX_IN_PROGRESS: return "PHX_IN_PROGRESS";
-    case PHX_ERR_INVALID: return "PHX_ERR_INVALID";
-    case PHX_ERR_UNSUPPORTED: return "PHX_ERR_UNSUPPORTED";
-    case PHX_ERR_NO_MEMORY: return "PHX_ERR_NO_MEMORY";
-    case PHX_ERR_TIMEOUT: return "PHX_ERR_TIMEOUT";
-    case PHX_ERR_PEER_DEAD: return "PHX_ERR_PEER_DEAD";
-    case PHX_ERR_REVOKED: return "PHX_ERR_REVOKED";
-    case PHX_ERR_MISMATCH: return "PHX_ERR_MISMATCH";
-    case PHX_ERR_EXISTS: return "PHX_ERR_EXISTS";
-    case PHX_ERR_NOT_FOUND: return "PHX_ERR_NOT_FOUND";
-    case PHX_ERR_IN_USE: return "PHX_ERR_IN_USE";
-    case PHX_ERR_SYSTEM: return "PHX_ERR_SYSTEM";
-    case PHX_ERR_DEVICE: return "PHX_ERR_DEVICE";
-    case PHX_ERR_ABI: return "PHX_ERR_ABI";
-    case PHX_ERR_PERMISSION: return "PHX_ERR_PERMISSION";
-    case PHX_ERR_INTERNAL: return "PHX_ERR_INTERNAL";
-    case PHX_ERR_INTERRUPTED: return "PHX_ERR_INTERRUPTED";
-    default: return "unknown status";
-  }
+  if (status == PHX_OK) return "PHX_OK";
+  if (status == PHX_IN_PROGRESS) return "PHX_IN_PROGRESS";
+  return status < 0 && status >= PHX_ERR_INTERRUPTED ? kErrors[-1 - status] : "unknown status";
 }
 
 const char *phx_dtype_name(phx_dtype dtype) { return dtype_row(dtype).name; }
@@ -136,52 +107,62 @@ const char *phx_op_name(phx_op op) {
   return kOps[op > 0 && op < rows ? op : 0];
 }
 
-const char *phx_last_error(void) { return phx::last_error().text; }
+const char *phx_last_error(void) { return last_error().text; }
 
 phx_status phx_last_error_info(phx_error_info *out) {
-  const phx::ErrorInfo info = phx::last_error();  // copied, because a failing copy_error_out overwrites it
-  return phx::copy_error_out(info, out, "last_error_info");
+  const ErrorInfo info = last_error();  // copied, because a failing copy_error_out overwrites it
+  return copy_error_out(info, out, "last_error_info");
 }
 
 phx_status phx_ucx_set_directory(const char *directory) {
-  return phx::guarded("ucx_set_directory", [&]() -> phx_status {
-    phx::set_ucx_hint(directory);
+  return guarded("ucx_set_directory", [&]() -> phx_status {
+    set_ucx_hint(directory);
     return PHX_OK;
   });
 }
 
 phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {
-  const char *operation = "ucx_describe";
-  return phx::guarded(operation, [&]() -> phx_status {
+  return guarded("ucx_describe", [&](const char *operation) -> phx_status {
     if (size == nullptr || (text == nullptr && capacity != 0))
-      return phx::fail(PHX_ERR_INVALID, operation, "size or text is NULL");
-    const phx::KeptError kept;
-    const phx::UcxFacts facts = phx::ucx_facts();
-    phx::HostAddress address{};
+      return fail(PHX_ERR_INVALID, operation, "size or text is NULL");
+    const KeptError kept;
+    const UcxFacts facts = ucx_facts();
+    HostAddress address{};
     const char *const master = std::getenv("MASTER_ADDR");
-    const bool chosen = phx::choose_address(operation, master != nullptr ? master : "", &address) == PHX_OK;
-    const std::string where = chosen ? phx::text_of(address) : phx::last_error().text;
+    const bool chosen = choose_address(operation, master != nullptr ? master : "", &address) == PHX_OK;
+    const std::string where = chosen ? text_of(address) : last_error().text;
     const std::string all = "path: " + facts.path + "\nversion: " + facts.version +
                             "\ntransports: " + facts.transports + "\nproblem: " + facts.problem +
                             "\naddress: " + (chosen ? where.substr(0, where.rfind(':')) : "") +
                             "\naddress problem: " + (chosen ? "" : where) + "\n";
     *size = all.size();
-    if (capacity != 0) phx::copy_text(text, capacity, all.c_str());
+    if (capacity != 0) copy_text(text, capacity, all.c_str());
     return PHX_OK;
   });
 }
 
 phx_status phx_set_error(phx_status status, const char *text) {
-  return phx::fail_text(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
+  return fail_text(status, "carrier", "%s", text != nullptr ? text : phx_status_name(status));
+}
+
+const char *phx_environment(void) {
+  static const std::string *const table = new std::string([] {
+    std::string text;
+    for (const Variable &row : kVariables)
+      text += std::string(row.name) + '\t' + row.reader + '\t' + row.values + '\t' + row.fallback + '\t' + row.meaning +
+              '\n';
+    return text;
+  }());  // never destroyed: it may be read during exit
+  return table->c_str();
 }
 
 phx_status phx_set_log(phx_log_fn fn, void *user, int32_t min_level) {
-  phx::set_log(fn, user, min_level);
+  set_log(fn, user, min_level);
   return PHX_OK;
 }
 
 phx_status phx_set_interrupt(phx_interrupt_fn check, void *arg) {
-  phx::set_interrupt_hook(check, arg);
+  set_interrupt_hook(check, arg);
   return PHX_OK;
 }
 }

@@ -11,11 +11,11 @@
 #include "p2p/messenger.h"
 #include "phalanx/cuda.h"
 
-using phx::fail;
+using namespace phx;
 
 namespace {
 
-phx_status check_buffer(const char *name, const void *buffer, size_t count, int32_t dtype, phx::Transfer *out) {
+phx_status check_buffer(const char *name, const void *buffer, size_t count, int32_t dtype, Transfer *out) {
   const size_t item = phx_dtype_size(dtype);
   if (item == 0) return fail(PHX_ERR_INVALID, name, "unknown dtype %d; use a PHX_DTYPE_* constant", dtype);
   if (count > static_cast<size_t>(std::numeric_limits<int64_t>::max()) / item)
@@ -27,7 +27,7 @@ phx_status check_buffer(const char *name, const void *buffer, size_t count, int3
   return PHX_OK;
 }
 
-phx_status check_peer(const char *name, const phx::Group &group, int32_t peer, phx::Transfer *out) {
+phx_status check_peer(const char *name, const Group &group, int32_t peer, Transfer *out) {
   if (peer == PHX_ANY_RANK && !out->sends) return PHX_OK;
   if (peer >= 0 && peer < group.size()) return PHX_OK;
   if (peer == PHX_ANY_RANK)
@@ -45,13 +45,9 @@ struct Options {
   bool on_gpu() const { return gpu.device.type == PHX_DEVICE_CUDA; }
 };
 
-phx_status check_options(const char *name, const phx::Group &group, const phx_options *options, Options *out) {
-  if (options != nullptr) {
-    PHX_TRY(phx::read_in(options, &out->common, name));
-  }
-  if (out->common.gpu != nullptr) {
-    PHX_TRY(phx::read_in(out->common.gpu, &out->gpu, name));
-  }
+phx_status check_options(const char *name, const Group &group, const phx_options *options, Options *out) {
+  if (options != nullptr) PHX_TRY(read_in(options, &out->common, name));
+  if (out->common.gpu != nullptr) PHX_TRY(read_in(out->common.gpu, &out->gpu, name));
   const phx_device &device = out->gpu.device;
   if (out->common.flags != 0 || out->gpu.flags != 0) return fail(PHX_ERR_INVALID, name, "flags must be 0");
   if (device.type != 0 && device.type != PHX_DEVICE_CPU && device.type != PHX_DEVICE_CUDA)
@@ -63,56 +59,56 @@ phx_status check_options(const char *name, const phx::Group &group, const phx_op
 }
 
 // `transfer` has its direction and its buffer already.
-phx_status check_transfer(const char *name, const phx::Group &group, size_t count, int32_t dtype, int32_t peer,
-                          uint32_t tag, phx::Transfer *transfer) {
+phx_status check_transfer(const char *name, const Group &group, size_t count, int32_t dtype, int32_t peer, uint32_t tag,
+                          Transfer *transfer) {
   transfer->peer = peer;
   transfer->head.tag = tag;
   const void *buffer = transfer->sends ? transfer->in : transfer->out;
-  const phx_status status = check_buffer(name, buffer, count, dtype, transfer);
-  return status == PHX_OK ? check_peer(name, group, peer, transfer) : status;
+  PHX_TRY(check_buffer(name, buffer, count, dtype, transfer));
+  return check_peer(name, group, peer, transfer);
 }
 
-// Enqueues checked messages on a stream.
-phx_status put(const char *name, phx::Group &group, const std::vector<const phx::Transfer *> &transfers,
-               const Options &options) {
-  std::vector<phx::GpuMessage> messages;
-  for (const phx::Transfer *const checked : transfers) {
-    const phx::Transfer &transfer = *checked;
-    if (transfer.peer == PHX_ANY_RANK)
-      return fail(PHX_ERR_UNSUPPORTED, name,
-                  "PHX_ANY_RANK is not allowed for GPU memory; give the group rank that sends");
-    char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
-    messages.push_back({transfer.sends,
-                        transfer.peer,
-                        data,
-                        {transfer.bytes, transfer.head.tag, static_cast<uint32_t>(transfer.head.dtype)}});
-  }
-  return phx::gpu_of(group).rings().put(name, options.gpu.device.index, messages, options.timeout_ms,
-                                        options.gpu.stream);
+// Adds a checked message to those that are to be enqueued on a stream.
+phx_status add(const char *name, const Transfer &transfer, std::vector<GpuMessage> *messages) {
+  if (transfer.peer == PHX_ANY_RANK)
+    return fail(PHX_ERR_UNSUPPORTED, name,
+                "PHX_ANY_RANK is not allowed for GPU memory; give the group rank that sends");
+  char *const data = transfer.sends ? const_cast<char *>(transfer.in) : transfer.out;
+  messages->push_back({transfer.sends,
+                       transfer.peer,
+                       data,
+                       {transfer.bytes, transfer.head.tag, static_cast<uint32_t>(transfer.head.dtype)}});
+  return PHX_OK;
+}
+
+phx_status put(const char *name, Group &group, const std::vector<GpuMessage> &messages, const Options &options) {
+  return gpu_of(group).rings().put(name, options.gpu.device.index, messages, options.timeout_ms, options.gpu.stream);
 }
 
 phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t peer,
                  uint32_t tag, const phx_options *options, phx_work **work) {
   const char *name = sends ? "send" : "recv";
-  return phx::with_handle(name, group, [&](phx::Group &g) -> phx_status {
+  return with_handle(name, group, [&](Group &g) -> phx_status {
     Options read;
-    phx::Messenger &messenger = phx::messenger_of(g);
-    const auto fill = [&](phx::Transfer &transfer) {
+    Messenger &messenger = messenger_of(g);
+    const auto fill = [&](Transfer &transfer) -> phx_status {
       transfer.sends = sends;
       transfer.in = static_cast<const char *>(in);
       transfer.out = static_cast<char *>(out);
-      phx_status status = check_transfer(name, g, count, dtype, peer, tag, &transfer);
-      if (status == PHX_OK) status = check_options(name, g, options, &read);
-      if (status == PHX_OK && read.on_gpu() && work != nullptr)
-        status = fail(PHX_ERR_UNSUPPORTED, name, "work must be NULL for GPU memory; wait for the stream instead");
-      return status;
+      PHX_TRY(check_transfer(name, g, count, dtype, peer, tag, &transfer));
+      PHX_TRY(check_options(name, g, options, &read));
+      if (!read.on_gpu() || work == nullptr) return PHX_OK;
+      return fail(PHX_ERR_UNSUPPORTED, name, "work must be NULL for GPU memory; wait for the stream instead");
     };
     if (work == nullptr) {
-      phx::Transfer transfer(messenger);
+      Transfer transfer(messenger);
       PHX_TRY(fill(transfer));
-      return read.on_gpu() ? put(name, g, {&transfer}, read) : messenger.run(transfer, read.timeout_ms);
+      if (!read.on_gpu()) return messenger.run(transfer, read.timeout_ms);
+      std::vector<GpuMessage> messages;
+      PHX_TRY(add(name, transfer, &messages));
+      return put(name, g, messages, read);
     }
-    const auto started = std::make_shared<phx::Transfer>(messenger);
+    const auto started = std::make_shared<Transfer>(messenger);
     PHX_TRY(fill(*started));
     phx_work *handle = new phx_work{{1}, group->ptr, started};
     const phx_status status = messenger.start(started);
@@ -127,7 +123,7 @@ phx_status issue(bool sends, phx_group *group, const void *in, void *out, size_t
 constexpr const char *kBatch = "messages";
 constexpr size_t kMostOnHost = size_t{1} << 20;
 
-phx_status read_message(const phx::Group &group, const phx_message &message, size_t index, phx::Transfer *out) {
+phx_status read_message(const Group &group, const phx_message &message, size_t index, Transfer *out) {
   if ((message.kind != PHX_MESSAGE_SEND && message.kind != PHX_MESSAGE_RECV) || message.flags != 0)
     return fail(PHX_ERR_INVALID, kBatch,
                 "message %zu has kind %d and flags %u; expected a PHX_MESSAGE_* constant and flags 0", index,
@@ -141,37 +137,36 @@ phx_status read_message(const phx::Group &group, const phx_message &message, siz
 }
 
 // Checks that the kernel of one launch can transfer them all.
-phx_status check_number(const std::vector<const phx::Transfer *> &transfers) {
+phx_status check_number(const std::vector<GpuMessage> &messages) {
   std::vector<std::pair<bool, int>> rings;
-  for (const phx::Transfer *const transfer : transfers) {
-    const std::pair<bool, int> ring(transfer->sends, transfer->peer);
+  for (const GpuMessage &message : messages) {
+    const std::pair<bool, int> ring(message.sends, message.peer);
     if (std::find(rings.begin(), rings.end(), ring) == rings.end()) rings.push_back(ring);
   }
-  if (transfers.size() <= phx::cuda::kMostMessages && rings.size() <= phx::cuda::kMostRings) return PHX_OK;
+  if (messages.size() <= cuda::kMostMessages && rings.size() <= cuda::kMostRings) return PHX_OK;
   return fail(PHX_ERR_UNSUPPORTED, kBatch,
               "%zu messages with %zu ranks in one call; in GPU memory at most %u messages with %u ranks are "
               "allowed: make several calls",
-              transfers.size(), rings.size(), phx::cuda::kMostMessages, phx::cuda::kMostRings);
+              messages.size(), rings.size(), cuda::kMostMessages, cuda::kMostRings);
 }
 
 // Waits for all messages that have started, even after an error: the buffers are the caller's again when this returns.
-phx_status run_all(phx::Messenger &messenger, const std::vector<std::shared_ptr<phx::Transfer>> &works,
-                   int64_t timeout_ms) {
-  const phx::Deadline deadline = phx::Deadline::after_ms(timeout_ms);
+phx_status run_all(Messenger &messenger, const std::vector<std::shared_ptr<Transfer>> &works, int64_t timeout_ms) {
+  const Deadline deadline = Deadline::after_ms(timeout_ms);
   phx_status status = PHX_OK;
   size_t started = 0;
   while (started < works.size() && status == PHX_OK) {
     status = messenger.start(works[started]);
     if (status == PHX_OK) ++started;
   }
-  phx::ErrorInfo first = status == PHX_OK ? phx::make_error_info() : phx::last_error();
+  ErrorInfo first = status == PHX_OK ? ErrorInfo() : last_error();
   for (size_t i = 0; i < started; ++i) {
     const phx_status waited = works[i]->wait(std::max<int64_t>(deadline.left_ms(), 1));
     if (waited == PHX_OK || status != PHX_OK) continue;
     status = waited;
-    first = phx::last_error();
+    first = last_error();
   }
-  return status == PHX_OK ? PHX_OK : phx::set_last_error(first);
+  return status == PHX_OK ? PHX_OK : set_last_error(first);
 }
 
 }  // namespace
@@ -189,35 +184,38 @@ phx_status phx_recv(phx_group *group, void *out, size_t count, int32_t dtype, in
 }
 
 phx_status phx_messages(phx_group *group, const phx_message *messages, size_t count, const phx_options *options) {
-  return phx::with_handle(kBatch, group, [&](phx::Group &g) -> phx_status {
+  return with_handle(kBatch, group, [&](Group &g) -> phx_status {
     if ((messages == nullptr && count != 0) || count > kMostOnHost)
       return fail(PHX_ERR_INVALID, kBatch, "messages is NULL or count is too large; at most %zu messages are allowed",
                   kMostOnHost);
     Options read;
-    phx_status status = check_options(kBatch, g, options, &read);
-    phx::Messenger &messenger = phx::messenger_of(g);
-    std::vector<std::shared_ptr<phx::Transfer>> works;
+    PHX_TRY(check_options(kBatch, g, options, &read));
+    Messenger &messenger = messenger_of(g);
+    std::vector<GpuMessage> on_gpu;
+    std::vector<std::shared_ptr<Transfer>> on_host;
     const char *at = reinterpret_cast<const char *>(messages);
     uint32_t stride = 0;
     if (count != 0) std::memcpy(&stride, at, sizeof stride);
-    for (size_t i = 0; i < count && status == PHX_OK; ++i, at += stride) {
+    for (size_t i = 0; i < count; ++i, at += stride) {
       phx_message message = PHX_MESSAGE_INIT;
-      status = phx::read_in(reinterpret_cast<const phx_message *>(at), &message, kBatch);
-      if (status == PHX_OK && message.struct_size != stride)
-        status = fail(PHX_ERR_ABI, kBatch,
-                      "message %zu has a different struct_size than message 0; initialize every message with "
-                      "PHX_MESSAGE_INIT",
-                      i);
-      if (status != PHX_OK) break;
-      works.push_back(std::make_shared<phx::Transfer>(messenger));
-      status = read_message(g, message, i, works.back().get());
+      PHX_TRY(read_in(reinterpret_cast<const phx_message *>(at), &message, kBatch));
+      if (message.struct_size != stride)
+        return fail(PHX_ERR_ABI, kBatch,
+                    "message %zu has a different struct_size than message 0; initialize every message with "
+                    "PHX_MESSAGE_INIT",
+                    i);
+      if (read.on_gpu()) {
+        Transfer transfer(messenger);
+        PHX_TRY(read_message(g, message, i, &transfer));
+        PHX_TRY(add(kBatch, transfer, &on_gpu));
+      } else {
+        on_host.push_back(std::make_shared<Transfer>(messenger));
+        PHX_TRY(read_message(g, message, i, on_host.back().get()));
+      }
     }
-    if (status != PHX_OK) return status;
-    if (!read.on_gpu()) return run_all(messenger, works, read.timeout_ms);
-    std::vector<const phx::Transfer *> checked;
-    for (const auto &work : works) checked.push_back(work.get());
-    PHX_TRY(check_number(checked));
-    return put(kBatch, g, checked, read);
+    if (!read.on_gpu()) return run_all(messenger, on_host, read.timeout_ms);
+    PHX_TRY(check_number(on_gpu));
+    return put(kBatch, g, on_gpu, read);
   });
 }
 }

@@ -1,4 +1,6 @@
 // Implements phx_symm_* without the collectives, which are in symm_collectives.cpp.
+#include <string_view>
+
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
 #include "ops/zero_copy.h"
@@ -6,14 +8,11 @@
 #include "phalanx/tuning.h"
 #include "symm/table.h"
 
-using phx::fail;
-using phx::with_handle;
-using phx::with_live_handle;
-using phx::with_timeout;
+using namespace phx;
 
 namespace {
 
-phx_status find_block(const char *operation, const phx::Group &group, const void *pointer, phx::BlockRef *out) {
+phx_status find_block(const char *operation, const Group &group, const void *pointer, BlockRef *out) {
   *out = group.world().blocks().find(pointer);
   if (!*out || !(*out)->live())
     return fail(PHX_ERR_NOT_FOUND, operation,
@@ -26,24 +25,21 @@ phx_status find_block(const char *operation, const phx::Group &group, const void
 }
 
 bool has_rank(const char *operation, const phx_symm *symm, int32_t group_rank) {
-  return phx::check_handle(operation, symm) == PHX_OK && symm->symm->check(operation, group_rank, 0) == PHX_OK;
+  return check_handle(operation, symm) == PHX_OK && symm->symm->check(operation, group_rank, 0) == PHX_OK;
 }
 
-enum class Kernel { put_signal, wait_signal, barrier };
-
-phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
+phx_status enqueue(const char *operation, std::string_view kernel, phx_symm *symm, int32_t group_rank, uint32_t channel,
                    int64_t timeout_ms, void *stream) {
-  return with_timeout(operation, symm, timeout_ms, [&](phx::Symm &s, int64_t timeout) -> phx_status {
+  return with_timeout(operation, symm, timeout_ms, [&](Symm &s, int64_t timeout) -> phx_status {
     PHX_TRY(s.check(operation, group_rank, channel));
-    if (phx::gpu_symm_of(s) == nullptr)
+    if (gpu_symm_of(s) == nullptr)
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "the memory is not on a GPU, or not from Phalanx's allocator; allocate it with phx_mem_alloc on "
                   "a CUDA device");
-    phx::cuda::Launch launch{};
+    cuda::Launch launch{};
     launch.root = group_rank;
-    launch.channel = kernel == Kernel::barrier ? phx::gpu_symm_of(s)->barrier_channel(channel) : channel;
-    constexpr const char *kNames[] = {"phx_gpu_put_signal", "phx_gpu_wait_signal", "phx_gpu_barrier"};
-    return phx::launch(s, operation, kNames[static_cast<int>(kernel)], launch, nullptr, timeout, 0, nullptr, stream);
+    launch.channel = kernel == "phx_gpu_barrier" ? gpu_symm_of(s)->barrier_channel(channel) : channel;
+    return phx::launch(s, operation, kernel.data(), launch, nullptr, timeout, 0, nullptr, stream);
   });
 }
 
@@ -52,28 +48,27 @@ phx_status enqueue(const char *operation, Kernel kernel, phx_symm *symm, int32_t
 extern "C" {
 
 phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_ms, phx_symm **out) {
-  const char *operation = "symm_rendezvous";
-  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_handle("symm_rendezvous", group, [&](Group &g, const char *operation) -> phx_status {
     if (g.spans_hosts())  // the same on every rank
       return g.raise(PHX_ERR_UNSUPPORTED, operation,
                      "its ranks are on %d hosts, and only ranks of one host share memory. Make a group of the ranks of "
                      "one host, such as by phx_group_split.",
                      g.hosts().count());
-    phx::BlockRef block;
+    BlockRef block;
     int64_t timeout = 0;
     phx_status status = PHX_OK;
     if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
     if (status == PHX_OK) status = find_block(operation, g, pointer, &block);
     if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
-    if (status != PHX_OK) return phx::symms_of(g).refuse_rendezvous();
+    if (status != PHX_OK) return symms_of(g).refuse_rendezvous();
     if (g.failed()) return g.raise_revoked(operation);
-    const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
-    phx::Turn turn;
-    PHX_TRY(g.take_turn(operation, phx::symms_of(g).mutex(), deadline, phx::kSameRendezvous, true, &turn));
-    std::shared_ptr<phx::Symm> symm = phx::symms_of(g).find(block->serial);
+    const Deadline deadline = Deadline::after_ms(timeout);
+    Turn turn;
+    PHX_TRY(g.take_turn(operation, symms_of(g).mutex(), deadline, kSameRendezvous, true, &turn));
+    std::shared_ptr<Symm> symm = symms_of(g).find(block->serial);
     if (!symm) {
-      PHX_TRY(phx::Symm::rendezvous(g, block, deadline, &symm));
-      phx::symms_of(g).keep(block->serial, symm);
+      PHX_TRY(Symm::rendezvous(g, block, deadline, &symm));
+      symms_of(g).keep(block->serial, symm);
     }
     *out = symm->handle();
     return PHX_OK;
@@ -81,15 +76,14 @@ phx_status phx_symm_rendezvous(phx_group *group, void *pointer, int64_t timeout_
 }
 
 phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t size, int64_t timeout_ms, phx_symm **out) {
-  const char *operation = "symm_alloc";
-  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_live_handle("symm_alloc", group, [&](Group &g, const char *operation) -> phx_status {
     phx_status status = PHX_OK;
     phx_world world{g.world().shared_from_this()};
     void *pointer = nullptr;
     if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
     if (status == PHX_OK) status = phx_mem_alloc(&world, device, size, &pointer);
-    if (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED) return phx::symms_of(g).refuse_rendezvous();
-    if (status != PHX_OK) return g.fail_with(phx::last_error(), true);  // the others wait for this rank, or will
+    if (status == PHX_ERR_INVALID || status == PHX_ERR_UNSUPPORTED) return symms_of(g).refuse_rendezvous();
+    if (status != PHX_OK) return g.fail_with(last_error(), true);  // the others wait for this rank, or will
     status = phx_symm_rendezvous(group, pointer, timeout_ms, out);
     // Drops the reference of the world's table, so that only the handle keeps the block.
     const phx_status freed = phx_mem_free(&world, pointer);
@@ -98,12 +92,11 @@ phx_status phx_symm_alloc(phx_group *group, const phx_device *device, size_t siz
 }
 
 phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) {
-  const char *operation = "symm_find";
-  return with_handle(operation, group, [&](phx::Group &g) -> phx_status {
+  return with_handle("symm_find", group, [&](Group &g, const char *operation) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
-    phx::BlockRef block;
+    BlockRef block;
     PHX_TRY(find_block(operation, g, pointer, &block));
-    const std::shared_ptr<phx::Symm> symm = phx::symms_of(g).find(block->serial);
+    const std::shared_ptr<Symm> symm = symms_of(g).find(block->serial);
     if (!symm)
       return fail(PHX_ERR_NOT_FOUND, operation,
                   "this memory has no rendezvous on group '%s'; call phx_symm_rendezvous on all its ranks first",
@@ -114,16 +107,15 @@ phx_status phx_symm_find(phx_group *group, const void *pointer, phx_symm **out) 
 }
 
 int32_t phx_symm_covers(phx_group *group, const void *pointer, size_t size) {
-  if (phx::check_handle("symm_covers", group) != PHX_OK) return 0;
-  const phx::Group &g = *group->ptr;
-  return (pointer == nullptr ? phx::may_find_input(g, size) : phx::find_input(g, pointer, size) != nullptr) ? 1 : 0;
+  if (check_handle("symm_covers", group) != PHX_OK) return 0;
+  const Group &g = *group->ptr;
+  return (pointer == nullptr ? may_find_input(g, size) : find_input(g, pointer, size) != nullptr) ? 1 : 0;
 }
 
 phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, void **out) {
-  const char *operation = "symm_map_gathered";
-  return with_handle(operation, symm, [&](phx::Symm &s) -> phx_status {
+  return with_handle("symm_map_gathered", symm, [&](Symm &s, const char *operation) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
-    const size_t page = phx::page_bytes(), mapped = phx::round_up(s.block().size, page);
+    const size_t page = page_bytes(), mapped = round_up(s.block().size, page);
     if (s.block().on_device())
       return fail(PHX_ERR_UNSUPPORTED, operation,
                   "the memory is on a device; only host memory can be mapped in this way");
@@ -139,24 +131,23 @@ phx_status phx_symm_map_gathered(phx_symm *symm, size_t offset, size_t bytes, vo
 }
 
 phx_status phx_symm_unmap_gathered(phx_symm *symm, void *pointer) {
-  const char *operation = "symm_unmap_gathered";
-  return with_handle(operation, symm, [&](phx::Symm &s) { return s.gathered().unmap(operation, pointer); });
+  return with_handle("symm_unmap_gathered", symm,
+                     [&](Symm &s, const char *operation) { return s.gathered().unmap(operation, pointer); });
 }
 
 phx_status phx_symm_get_info(phx_symm *symm, phx_symm_info *out) {
-  const char *operation = "symm_get_info";
-  return with_handle(operation, symm, [&](phx::Symm &s) {
+  return with_handle("symm_get_info", symm, [&](Symm &s, const char *operation) {
     phx_symm_info info = PHX_SYMM_INFO_INIT;
     info.group_rank = s.group_rank();
     info.group_size = s.size();
     info.signal_channels = s.channels();
     info.base = s.block().base;
     info.size = s.block().size;
-    info.pad_stride = phx::gpu_symm_of(s) != nullptr ? phx::gpu_symm_of(s)->team().pad_stride : s.pad_stride();
+    info.pad_stride = gpu_symm_of(s) != nullptr ? gpu_symm_of(s)->team().pad_stride : s.pad_stride();
     info.signal_pad_bytes = size_t{info.pad_stride} * s.size() * sizeof(uint32_t);
     info.device = s.block().device;
     info.group = s.group().name().c_str();
-    return phx::copy_out(info, out, operation);
+    return copy_out(info, out, operation);
   });
 }
 
@@ -166,41 +157,40 @@ void *phx_symm_buffer(phx_symm *symm, int32_t group_rank) {
 
 uint32_t *phx_symm_signal_pad(phx_symm *symm, int32_t group_rank) {
   if (!has_rank("symm_signal_pad", symm, group_rank)) return nullptr;
-  const phx::Symm &s = *symm->symm;
-  return phx::gpu_symm_of(s) != nullptr ? phx::gpu_symm_of(s)->pad(group_rank) : s.pad(group_rank);
+  const Symm &s = *symm->symm;
+  return gpu_symm_of(s) != nullptr ? gpu_symm_of(s)->pad(group_rank) : s.pad(group_rank);
 }
 
 phx_status phx_symm_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel) {
-  return with_handle("symm_put_signal", symm, [&](phx::Symm &s) { return s.put_signal(group_rank, channel); });
+  return with_handle("symm_put_signal", symm, [&](Symm &s) { return s.put_signal(group_rank, channel); });
 }
 
 phx_status phx_symm_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, int64_t timeout_ms) {
   return with_timeout("symm_wait_signal", symm, timeout_ms,
-                      [&](phx::Symm &s, int64_t timeout) { return s.wait_signal(group_rank, channel, timeout); });
+                      [&](Symm &s, int64_t timeout) { return s.wait_signal(group_rank, channel, timeout); });
 }
 
 phx_status phx_symm_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms) {
   return with_timeout("symm_barrier", symm, timeout_ms,
-                      [&](phx::Symm &s, int64_t timeout) { return s.barrier(channel, timeout); });
+                      [&](Symm &s, int64_t timeout) { return s.barrier(channel, timeout); });
 }
 
 phx_status phx_symm_enqueue_put_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, void *stream) {
-  return enqueue("symm_enqueue_put_signal", Kernel::put_signal, symm, group_rank, channel, 0, stream);
+  return enqueue("symm_enqueue_put_signal", "phx_gpu_put_signal", symm, group_rank, channel, 0, stream);
 }
 
 phx_status phx_symm_enqueue_wait_signal(phx_symm *symm, int32_t group_rank, uint32_t channel, int64_t timeout_ms,
                                         void *stream) {
-  return enqueue("symm_enqueue_wait_signal", Kernel::wait_signal, symm, group_rank, channel, timeout_ms, stream);
+  return enqueue("symm_enqueue_wait_signal", "phx_gpu_wait_signal", symm, group_rank, channel, timeout_ms, stream);
 }
 
 phx_status phx_symm_enqueue_barrier(phx_symm *symm, uint32_t channel, int64_t timeout_ms, void *stream) {
-  return enqueue("symm_enqueue_barrier", Kernel::barrier, symm, 0, channel, timeout_ms, stream);
+  return enqueue("symm_enqueue_barrier", "phx_gpu_barrier", symm, 0, channel, timeout_ms, stream);
 }
 
 phx_status phx_symm_get_team(phx_symm *symm, phx_team *out) {
-  const char *operation = "symm_get_team";
-  return with_handle(operation, symm, [&](phx::Symm &s) -> phx_status {
-    if (phx::gpu_symm_of(s) != nullptr) return phx::copy_out(phx::gpu_symm_of(s)->team(), out, operation);
+  return with_handle("symm_get_team", symm, [&](Symm &s, const char *operation) -> phx_status {
+    if (gpu_symm_of(s) != nullptr) return copy_out(gpu_symm_of(s)->team(), out, operation);
     phx_team team = PHX_TEAM_INIT;
     team.group_rank = s.group_rank();
     team.group_size = s.size();
@@ -210,15 +200,15 @@ phx_status phx_symm_get_team(phx_symm *symm, phx_team *out) {
     team.pads = reinterpret_cast<uint32_t *const *>(s.pads());
     team.bytes = s.block().size;
     team.failed = s.group().failed_words();
-    return phx::copy_out(team, out, operation);
+    return copy_out(team, out, operation);
   });
 }
 
 phx_symm *phx_symm_retain(phx_symm *symm) {
-  return symm == nullptr || phx::is_inherited(symm) ? symm : symm->symm->handle();
+  return symm == nullptr || is_inherited(symm) ? symm : symm->symm->handle();
 }
 
 void phx_symm_release(phx_symm *symm) {
-  if (symm != nullptr && !phx::is_inherited(symm)) symm->symm->drop_handle();
+  if (symm != nullptr && !is_inherited(symm)) symm->symm->drop_handle();
 }
 }

@@ -2,15 +2,12 @@
 #include "p2p/window.h"
 #include "api/entry.h"
 
-using phx::fail;
-using phx::with_handle;
-using phx::with_live_handle;
-using phx::with_timeout;
+using namespace phx;
 
 namespace {
 
-phx_status check_memory(const char *operation, const phx::World &world, const void *base, size_t bytes,
-                        phx::BlockRef *out, size_t *offset) {
+phx_status check_memory(const char *operation, const World &world, const void *base, size_t bytes, BlockRef *out,
+                        size_t *offset) {
   *out = world.blocks().find(base);
   if (!*out || !(*out)->live() || (*out)->imported)
     return fail(PHX_ERR_NOT_FOUND, operation,
@@ -38,14 +35,13 @@ extern "C" {
 
 phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, size_t bytes, int64_t timeout_ms,
                              phx_window **out) {
-  const char *operation = "window_create";
-  return with_live_handle(operation, group, [&](phx::Group &g) -> phx_status {
-    phx::BlockRef block;
+  return with_live_handle("window_create", group, [&](Group &g, const char *operation) -> phx_status {
+    BlockRef block;
     size_t offset = 0;
     int64_t timeout = 0;
     phx_status status = PHX_OK;
     if (out == nullptr) status = fail(PHX_ERR_INVALID, operation, "out is NULL");
-    if (status == PHX_OK && memory != nullptr) status = phx::check_handle(operation, memory);
+    if (status == PHX_OK && memory != nullptr) status = check_handle(operation, memory);
     if (status == PHX_OK)
       status = check_memory(operation, memory != nullptr ? *memory->ptr : g.world(), base, bytes, &block, &offset);
     if (status == PHX_OK) status = g.resolve_timeout(operation, timeout_ms, &timeout);
@@ -53,63 +49,61 @@ phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, si
     if (g.failed()) return g.raise_revoked(operation);
     auto made = std::make_unique<phx_window>();
     made->group = group->ptr;
-    status = phx::windows_of(g).create(block, offset, bytes, timeout, &made->window);
-    if (status == PHX_OK) *out = made.release();
-    return status;
+    PHX_TRY(windows_of(g).create(block, offset, bytes, timeout, &made->window));
+    *out = made.release();
+    return PHX_OK;
   });
 }
 
 phx_status phx_window_put(phx_window *window, int32_t group_rank, size_t offset, const void *data, size_t bytes,
                           int32_t signal, int64_t timeout_ms) {
-  const char *operation = "window_put";
-  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
-    phx_status status = w.check(operation, group_rank, offset, bytes);
-    if (status == PHX_OK) status = check_data(operation, data, bytes);
-    return status != PHX_OK ? status : w.put(group_rank, offset, data, bytes, signal != 0, timeout);
-  });
+  return with_timeout("window_put", window, timeout_ms,
+                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
+                        PHX_TRY(w.check(operation, group_rank, offset, bytes));
+                        PHX_TRY(check_data(operation, data, bytes));
+                        return w.put(group_rank, offset, data, bytes, signal != 0, timeout);
+                      });
 }
 
 phx_status phx_window_get(phx_window *window, int32_t group_rank, size_t offset, void *data, size_t bytes,
                           int64_t timeout_ms) {
-  const char *operation = "window_get";
-  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
-    phx_status status = w.check(operation, group_rank, offset, bytes);
-    if (status == PHX_OK) status = check_data(operation, data, bytes);
-    return status != PHX_OK ? status : w.get(group_rank, offset, data, bytes, timeout);
-  });
+  return with_timeout("window_get", window, timeout_ms,
+                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
+                        PHX_TRY(w.check(operation, group_rank, offset, bytes));
+                        PHX_TRY(check_data(operation, data, bytes));
+                        return w.get(group_rank, offset, data, bytes, timeout);
+                      });
 }
 
 phx_status phx_window_wait_signal(phx_window *window, int32_t group_rank, int64_t timeout_ms) {
-  const char *operation = "window_wait_signal";
-  return with_timeout(operation, window, timeout_ms, [&](phx::Window &w, int64_t timeout) -> phx_status {
-    const phx_status status = w.check(operation, group_rank, 0, 0);
-    return status != PHX_OK ? status : w.wait_signal(group_rank, timeout);
-  });
+  return with_timeout("window_wait_signal", window, timeout_ms,
+                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
+                        PHX_TRY(w.check(operation, group_rank, 0, 0));
+                        return w.wait_signal(group_rank, timeout);
+                      });
 }
 
 phx_status phx_window_get_signals(phx_window *window, int32_t group_rank, uint32_t *out) {
-  const char *operation = "window_get_signals";
-  return with_handle(operation, window, [&](phx::Window &w) -> phx_status {
+  return with_handle("window_get_signals", window, [&](Window &w, const char *operation) -> phx_status {
     if (out == nullptr) return fail(PHX_ERR_INVALID, operation, "out is NULL");
-    const phx_status status = w.check(operation, group_rank, 0, 0);
-    if (status == PHX_OK) *out = w.signals(group_rank);
-    return status;
+    PHX_TRY(w.check(operation, group_rank, 0, 0));
+    *out = w.signals(group_rank);
+    return PHX_OK;
   });
 }
 
 phx_status phx_window_flush(phx_window *window, int64_t timeout_ms) {
   return with_timeout("window_flush", window, timeout_ms,
-                      [&](phx::Window &, int64_t timeout) { return phx::windows_of(*window->group).flush(timeout); });
+                      [&](Window &, int64_t timeout) { return windows_of(*window->group).flush(timeout); });
 }
 
 void *phx_window_memory(phx_window *window, int32_t group_rank) {
-  const char *operation = "window_memory";
   void *found = nullptr;
-  (void)with_handle(operation, window, [&](const phx::Window &w) -> phx_status {
+  (void)with_handle("window_memory", window, [&](const Window &w, const char *operation) -> phx_status {
     PHX_TRY(w.check(operation, group_rank, 0, 0));
     found = w.memory(group_rank);
     if (found != nullptr) return PHX_OK;
-    const phx::Group &g = *window->group;
+    const Group &g = *window->group;
     return fail(PHX_ERR_UNSUPPORTED, operation,
                 "%s shares no memory with rank %d; use phx_window_get and phx_window_put",
                 g.describe(group_rank).c_str(), g.self_rank());
@@ -118,8 +112,8 @@ void *phx_window_memory(phx_window *window, int32_t group_rank) {
 }
 
 void phx_window_release(phx_window *window) {
-  if (window == nullptr || phx::is_inherited(window)) return;
-  const std::shared_ptr<phx::Group> group = window->group;
+  if (window == nullptr || is_inherited(window)) return;
+  const std::shared_ptr<Group> group = window->group;
   delete window;
 }
 }

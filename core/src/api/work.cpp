@@ -4,9 +4,7 @@
 #include "api/entry.h"
 #include "base/wait.h"
 
-using phx::fail;
-using phx::with_handle;
-using phx::with_timeout;
+using namespace phx;
 
 extern "C" {
 
@@ -30,30 +28,30 @@ phx_status phx_work_wait_any(phx_work *const *works, size_t count, int64_t timeo
   phx_work *const *const first = std::find_if(works, end, [](const phx_work *work) { return work != nullptr; });
   if (first == end) return fail(PHX_ERR_INVALID, operation, "count is 0 or all works are NULL; pass at least one work");
   return with_timeout(operation, *first, timeout_ms, [&](const phx_work &, int64_t timeout) -> phx_status {
-    const phx::Deadline deadline = phx::Deadline::after_ms(timeout);
-    phx::LazyDeadline until(deadline, nullptr);
+    const Deadline deadline = Deadline::after_ms(timeout);
+    LazyDeadline until(deadline, nullptr);
     phx_status status = PHX_OK;
-    phx::Backoff backoff(20, 500);
+    Backoff backoff(20, 500);
     const auto look = [&] {
       bool moved = false;
       for (phx_work *const *at = first; at != end; ++at) {
         if (*at == nullptr) continue;
-        status = phx::check_handle(operation, *at);
+        status = check_handle(operation, *at);
         if (status == PHX_OK) status = (*at)->ptr->test();
         *index = static_cast<size_t>(at - works);
-        if (status != PHX_IN_PROGRESS) return phx::WaitResult::kReached;
+        if (status != PHX_IN_PROGRESS) return WaitResult::kReached;
         moved |= (*at)->group->world().progress().poll(nullptr);
       }
-      if (moved) backoff = phx::Backoff(20, 500);
-      return moved ? phx::WaitResult::kMoved : phx::WaitResult::kNothing;
+      if (moved) backoff = Backoff(20, 500);
+      return moved ? WaitResult::kMoved : WaitResult::kNothing;
     };
     const auto sleep = [&] {
       backoff.pause(deadline);
-      return phx::WaitResult::kNothing;
+      return WaitResult::kNothing;
     };
-    if (phx::Waiter(until).wait(look, sleep) == phx::WaitResult::kReached) return status;
+    if (Waiter(until).wait(look, sleep) == WaitResult::kReached) return status;
     return fail(PHX_ERR_TIMEOUT, operation, "none of the %zu works is complete: %s", count,
-                phx::timed_out(timeout, phx::kLimitOfCall).c_str());
+                timed_out(timeout, kLimitOfCall).c_str());
   });
 }
 
@@ -63,17 +61,15 @@ phx_status phx_work_expire(phx_work *work, int64_t timeout_ms) {
 }
 
 phx_status phx_work_get_error(phx_work *work, phx_error_info *out) {
-  const char *operation = "work_get_error";
-  return with_handle(operation, work, [&](const phx_work &w) -> phx_status {
+  return with_handle("work_get_error", work, [&](const phx_work &w, const char *operation) -> phx_status {
     if (w.ptr->state() >= 0)
       return fail(PHX_ERR_NOT_FOUND, operation, "this work has not failed, so there is no error to return");
-    return phx::copy_error_out(w.ptr->error(), out, operation);
+    return copy_error_out(w.ptr->error(), out, operation);
   });
 }
 
 phx_status phx_work_get_source(phx_work *work, int32_t *group_rank) {
-  const char *operation = "work_get_source";
-  return with_handle(operation, work, [&](const phx_work &w) -> phx_status {
+  return with_handle("work_get_source", work, [&](const phx_work &w, const char *operation) -> phx_status {
     if (group_rank == nullptr) return fail(PHX_ERR_INVALID, operation, "group_rank is NULL");
     if (w.ptr->state() != PHX_OK || w.ptr->source() < 0)
       return fail(PHX_ERR_NOT_FOUND, operation,
@@ -89,7 +85,7 @@ phx_work *phx_work_retain(phx_work *work) {
 }
 
 void phx_work_release(phx_work *work) {
-  if (work == nullptr || phx::is_inherited(work)) return;
+  if (work == nullptr || is_inherited(work)) return;
   if (work->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete work;
 }
 }

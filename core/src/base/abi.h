@@ -10,26 +10,25 @@
 
 namespace phx {
 
+// Every public struct.
+// clang-format off
+#define PHX_STRUCTS(X)                                                                         \
+  X(phx_device) X(phx_error_info) X(phx_store_ops) X(phx_world_params) X(phx_group_info)       \
+  X(phx_group_options) X(phx_allocator_ops) X(phx_mem_info) X(phx_symm_info) X(phx_team)       \
+  X(phx_options) X(phx_block) X(phx_call) X(phx_message) X(phx_gpu_options) X(phx_group_stats) \
+  X(phx_tuning) X(phx_gpu_tuning) X(phx_carrier_ops)
+// clang-format on
+
 // The public name of a struct, for errors.
 template <class T>
 constexpr const char *struct_name();
-#define PHX_NAMES(type)                       \
+#define PHX_NAME(type)                        \
   template <>                                 \
   constexpr const char *struct_name<type>() { \
     return #type;                             \
   }
-PHX_NAMES(phx_options)
-PHX_NAMES(phx_gpu_options)
-PHX_NAMES(phx_call)
-PHX_NAMES(phx_message)
-PHX_NAMES(phx_world_params)
-PHX_NAMES(phx_group_options)
-PHX_NAMES(phx_store_ops)
-PHX_NAMES(phx_allocator_ops)
-PHX_NAMES(phx_carrier_ops)
-PHX_NAMES(phx_tuning)
-PHX_NAMES(phx_gpu_tuning)
-#undef PHX_NAMES
+PHX_STRUCTS(PHX_NAME)
+#undef PHX_NAME
 
 // Fields that the caller's version lacks stay as they are in `out`, which must hold the defaults. Fields that this
 // version does not know must be zero: a caller that sets them expects something that this library would not do.

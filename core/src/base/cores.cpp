@@ -5,9 +5,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cinttypes>
-#include <cstdio>
-#include <cstring>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -49,22 +46,16 @@ void tighten(const std::string &root, std::string path, bool unified, CpuQuota *
 }  // namespace
 
 CoreMask allowed_cores() {
-  CoreMask mask{};
+  CoreMask mask;
   for (size_t bytes = sizeof mask; bytes <= kMostMaskBytes; bytes *= 2) {
     std::vector<uint64_t> words(bytes / sizeof(uint64_t));
-    if (sched_getaffinity(0, bytes, reinterpret_cast<cpu_set_t *>(words.data())) == 0) {
-      for (size_t i = 0; i < words.size(); ++i) mask[i % mask.size()] |= words[i];
-      return mask;
-    }
-    if (errno != EINVAL) return mask;
+    auto *const set = reinterpret_cast<cpu_set_t *>(words.data());
+    if (sched_getaffinity(0, bytes, set) == 0)
+      for (size_t core = 0; core < 8 * bytes; ++core)
+        if (CPU_ISSET_S(core, bytes, set)) mask.set(core % mask.size());
+    if (mask.any() || errno != EINVAL) break;
   }
   return mask;
-}
-
-size_t count_cores(const CoreMask &mask) {
-  size_t count = 0;
-  for (const uint64_t word : mask) count += static_cast<size_t>(__builtin_popcountll(word));
-  return count;
 }
 
 CpuQuota cpu_quota(const char *membership, const char *mount) {

@@ -1,16 +1,14 @@
 // Which cores this process may use, and how much of their time.
 #pragma once
 
-#include <array>
-#include <cstddef>
+#include <bitset>
 #include <cstdint>
 
 namespace phx {
 
 // One bit for each core; those from 4096 on share the bits of the first ones.
-using CoreMask = std::array<uint64_t, 64>;
+using CoreMask = std::bitset<4096>;
 CoreMask allowed_cores();  // of the calling thread; no bits if the kernel does not tell
-size_t count_cores(const CoreMask &mask);
 
 // The CPU limit of the tightest control group of this process, which all processes in that group share.
 struct CpuQuota {

@@ -3,9 +3,12 @@
 
 #include <cstddef>
 
+#include "phalanx/phalanx.h"
+
 namespace phx {
 
-// Fills `data` with unpredictable bytes. False, with errno set, if neither getrandom(2) nor /dev/urandom gives any.
-bool fill_random(void *data, size_t size);
+// Fills `data` with at most 256 unpredictable bytes. Fails, with the error of getrandom(2), if neither that nor
+// /dev/urandom gives any.
+phx_status fill_random(const char *operation, void *data, size_t size);
 
 }  // namespace phx

@@ -1,19 +1,12 @@
 #include "base/environment.h"
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 extern char **environ;
 
 namespace phx {
 namespace {
-
-constexpr std::string_view kPrefix = "PHALANX_";
-// Kubernetes sets these in every pod for a service that is called phalanx.
-constexpr std::string_view kForeign[] = {"SERVICE_", "PORT"};  // after kPrefix
 
 bool begins_with(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
 
@@ -63,10 +56,9 @@ std::string unknown_variables() {
   for (char **entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view whole(*entry);
     const std::string_view name = whole.substr(0, whole.find('='));
-    if (!begins_with(name, kPrefix) || variable(name) < kVariableCount) continue;
-    if (std::any_of(std::begin(kForeign), std::end(kForeign),
-                    [&](auto begin) { return begins_with(name.substr(kPrefix.size()), begin); }))
-      continue;
+    if (!begins_with(name, "PHALANX_") || variable(name) < kVariableCount) continue;
+    // Kubernetes sets these in every pod for a service that is called phalanx.
+    if (begins_with(name, "PHALANX_SERVICE_") || begins_with(name, "PHALANX_PORT")) continue;
     all += (all.empty() ? "" : ", ") + std::string(name) + closest_to(name);
   }
   return all;

@@ -15,7 +15,7 @@
 namespace phx {
 namespace {
 
-thread_local ErrorInfo t_last = make_error_info();
+thread_local ErrorInfo t_last;
 thread_local ErrorInfo t_asked;  // owns the strings that copy_error_out last returned
 
 // The log callback of the process.
@@ -37,12 +37,13 @@ LogSink &log_sink() {
 
 }  // namespace
 
-ErrorInfo make_error_info() {
+ErrorInfo make_error(phx_status status, const char *operation, int32_t rank, int32_t peer, const char *text) {
   ErrorInfo info;
-  std::memset(&info, 0, sizeof info);
-  info.struct_size = sizeof info;
-  info.rank = -1;
-  info.peer = -1;
+  info.status = status;
+  info.rank = rank;
+  info.peer = peer;
+  copy_text(info.operation, sizeof info.operation, operation);
+  copy_text(info.text, sizeof info.text, text);
   return info;
 }
 
@@ -66,11 +67,7 @@ phx_status set_last_error(const ErrorInfo &info) {
 
 Failed fail_v(phx_status status, int error_number, const char *operation, const char *prefix, const char *format,
               va_list args) {
-  ErrorInfo info = make_error_info();
-  info.status = status;
-  info.sys_errno = error_number;
-  copy_text(info.operation, sizeof info.operation, operation);
-  char text[sizeof info.text];
+  char text[sizeof ErrorInfo::text];
   copy_text(text, sizeof text, prefix);
   const size_t before = std::strlen(text);
   const int length = std::vsnprintf(text + before, sizeof text - before, format, args);
@@ -80,7 +77,8 @@ Failed fail_v(phx_status status, int error_number, const char *operation, const 
     const char *words = strerror_r(error_number, reason, sizeof reason);
     std::snprintf(text + end, sizeof text - end, ": %s (errno %d)", words, error_number);
   }
-  copy_text(info.text, sizeof info.text, text);
+  ErrorInfo info = make_error(status, operation, -1, -1, text);
+  info.sys_errno = error_number;
   return Failed(set_last_error(info));
 }
 
@@ -111,28 +109,10 @@ Failed fail_errno(int error_number, const char *operation, const char *format, .
   return failed;
 }
 
+ErrorInfo &Failed::recorded() { return t_last; }
+
 const Failed &Failed::operation(const char *name) const {
   copy_text(t_last.operation, sizeof t_last.operation, name);
-  return *this;
-}
-
-const Failed &Failed::rank(int32_t rank) const {
-  t_last.rank = rank;
-  return *this;
-}
-
-const Failed &Failed::peer(int32_t rank) const {
-  t_last.peer = rank;
-  return *this;
-}
-
-const Failed &Failed::sequence(uint64_t number) const {
-  t_last.sequence = number;
-  return *this;
-}
-
-const Failed &Failed::step(int32_t number) const {
-  t_last.step = number;
   return *this;
 }
 

@@ -10,20 +10,19 @@ namespace phx {
 
 // An error as it is stored and sent to other ranks of the same build. copy_error_out makes it a public phx_error_info.
 struct ErrorInfo {
-  uint32_t struct_size;
-  int32_t status;
-  int32_t rank;
-  int32_t peer;
-  uint64_t sequence;
-  int32_t step;
-  int32_t sys_errno;
-  char operation[32];
-  char group[64];
-  char text[640];
+  uint32_t struct_size = sizeof(ErrorInfo);
+  int32_t status = PHX_OK;
+  int32_t rank = -1;
+  int32_t peer = -1;
+  uint64_t sequence = 0;
+  int32_t step = 0;
+  int32_t sys_errno = 0;
+  char operation[32] = {};
+  char group[64] = {};
+  char text[640] = {};
 };
 
-// An empty record: status OK, no rank, no peer, no text.
-ErrorInfo make_error_info();
+ErrorInfo make_error(phx_status status, const char *operation, int32_t rank, int32_t peer, const char *text);
 
 // Copies `text` into `dst`, cutting it at a UTF-8 boundary where it is too long. `size` is the size of `dst`.
 void copy_text(char *dst, size_t size, const char *text);
@@ -52,14 +51,21 @@ class Failed {
   explicit Failed(phx_status status) : status_(status) {}
   operator phx_status() const { return status_; }
   const Failed &operation(const char *name) const;
-  const Failed &rank(int32_t rank) const;
-  const Failed &peer(int32_t rank) const;
-  const Failed &sequence(uint64_t number) const;
-  const Failed &step(int32_t number) const;
+  const Failed &rank(int32_t rank) const { return set(&ErrorInfo::rank, rank); }
+  const Failed &peer(int32_t rank) const { return set(&ErrorInfo::peer, rank); }
+  const Failed &sequence(uint64_t number) const { return set(&ErrorInfo::sequence, number); }
+  const Failed &step(int32_t number) const { return set(&ErrorInfo::step, number); }
   // The group in which the error happened, and the rank that reports it. An error that names a group is left alone.
   const Failed &in(const char *group, int32_t rank) const;
 
  private:
+  static ErrorInfo &recorded();  // the thread's last error
+  template <class Value>
+  const Failed &set(Value ErrorInfo::*member, Value value) const {
+    recorded().*member = value;
+    return *this;
+  }
+
   phx_status status_;
 };
 

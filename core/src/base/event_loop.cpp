@@ -106,9 +106,9 @@ void EventLoop::serve() {
     size_t index = 0;
     while (index < listener_count && listeners_[index].fd.get() != fd) ++index;
     if (index < listener_count) {
-      newcomers[index] =
-          true;  // accept last: connections that end their handshake make room first, and no accepted one gets
-                 // the number of a descriptor that was closed while events for that number were still to come
+      // Accept last: connections that end their handshake make room first, and no accepted one gets the number of a
+      // descriptor that was closed while events for that number were still to come.
+      newcomers[index] = true;
     } else if (fd == wake_.get()) {
       uint64_t wakes;
       (void)!read(fd, &wakes, sizeof wakes);

@@ -1,7 +1,6 @@
-// Owners of file descriptors and mappings, and a loop of reads or writes.
+// The owner of a file descriptor, and a loop of reads or writes.
 #pragma once
 
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -15,15 +14,10 @@ class Fd {
   Fd() = default;
   explicit Fd(int fd) : fd_(fd) {}
   Fd(Fd &&other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd &operator=(Fd &&other) noexcept {
-    if (this != &other) {
-      reset();
-      fd_ = std::exchange(other.fd_, -1);
-    }
+  Fd &operator=(Fd other) noexcept {
+    std::swap(fd_, other.fd_);
     return *this;
   }
-  Fd(const Fd &) = delete;
-  Fd &operator=(const Fd &) = delete;
   ~Fd() { reset(); }
 
   int get() const { return fd_; }
@@ -36,40 +30,6 @@ class Fd {
 
  private:
   int fd_ = -1;
-};
-
-// Owns a mapping, which it removes with munmap.
-class Mapping {
- public:
-  Mapping() = default;
-  Mapping(void *base, size_t size) : base_(base), size_(size) {}
-  Mapping(Mapping &&other) noexcept
-      : base_(std::exchange(other.base_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-  Mapping &operator=(Mapping &&other) noexcept {
-    if (this != &other) {
-      reset();
-      base_ = std::exchange(other.base_, nullptr);
-      size_ = std::exchange(other.size_, 0);
-    }
-    return *this;
-  }
-  Mapping(const Mapping &) = delete;
-  Mapping &operator=(const Mapping &) = delete;
-  ~Mapping() { reset(); }
-
-  void *get() const { return base_; }
-  char *bytes() const { return static_cast<char *>(base_); }
-  size_t size() const { return size_; }
-  bool valid() const { return base_ != nullptr; }
-  void reset() {
-    if (base_ != nullptr) munmap(base_, size_);
-    base_ = nullptr;
-    size_ = 0;
-  }
-
- private:
-  void *base_ = nullptr;
-  size_t size_ = 0;
 };
 
 // Calls move(offset, size), a system call that reads or writes, until all is moved. Returns how much was: if it is

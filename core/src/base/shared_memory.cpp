@@ -8,7 +8,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <new>
 
 #include "base/error.h"
 #include "base/sanitizers.h"
@@ -40,12 +39,11 @@ AliasTable &aliases() {
 
 constexpr size_t kHugePage = size_t{2} << 20;
 
-void unmap(SharedMapping *mapping) {
-  munmap(mapping->base, mapping->size);
-  delete mapping;
-}
-
 }  // namespace
+
+SharedMapping::~SharedMapping() {
+  if (base != nullptr) munmap(base, size);
+}
 
 size_t page_bytes() {
   static const size_t size = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -107,25 +105,19 @@ phx_status map_segment(const char *operation, int fd, size_t size, size_t prefau
     return PHX_OK;
   }
 #endif
+  const auto mapping = std::make_shared<SharedMapping>();
   void *base = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (base == MAP_FAILED) return fail_errno(errno, operation, "could not map %zu bytes of shared memory", size);
+  mapping->base = base;
+  mapping->size = size;
 #ifdef MADV_HUGEPAGE
   // Best effort: the host must allow huge pages (shmem_enabled). They are worth a few percent and make the first touch
   // faster. A mapping that is not prefaulted gets none: each first touch would use up a whole huge page.
   if (prefault_bytes >= kHugePage) madvise(base, size, MADV_HUGEPAGE);
 #endif
   // The owner maps the segment first, on a core where it computes, so the pages come from its NUMA node.
-  const phx_status populated = populate(operation, base, prefault_bytes);
-  if (populated != PHX_OK) {
-    munmap(base, size);
-    return populated;
-  }
-  SharedMapping *mapping = new (std::nothrow) SharedMapping{base, size};
-  if (mapping == nullptr) {
-    munmap(base, size);
-    return fail(PHX_ERR_NO_MEMORY, operation, "out of memory");
-  }
-  *out = SharedMappingRef(mapping, unmap);
+  PHX_TRY(populate(operation, base, prefault_bytes));
+  *out = mapping;
 #ifdef PHX_SANITIZES_THREADS
   aliases().by_inode[info.st_ino] = *out;
 #endif

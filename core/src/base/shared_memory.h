@@ -11,13 +11,17 @@ namespace phx {
 size_t page_bytes();
 size_t round_up(size_t size, size_t unit);
 
-// A shared, writable view of one memfd.
+// A shared, writable view of one memfd, which is unmapped with the last reference.
 struct SharedMapping {
   void *base = nullptr;
   size_t size = 0;
   char *bytes() const { return static_cast<char *>(base); }
+  SharedMapping() = default;
+  SharedMapping(const SharedMapping &) = delete;
+  SharedMapping &operator=(const SharedMapping &) = delete;
+  ~SharedMapping();
 };
-using SharedMappingRef = std::shared_ptr<SharedMapping>;  // unmapped with the last reference
+using SharedMappingRef = std::shared_ptr<SharedMapping>;
 
 // A zeroed memfd of `size` bytes (at least one page, and whole pages) that can neither shrink, grow nor lose its seals.
 phx_status create_segment(const char *operation, const char *label, size_t size, Fd *out);

@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <mutex>
-
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -27,17 +25,13 @@ const Reading &first_reading() {
   return first;
 }
 
-#if defined(__x86_64__)
-bool counts_evenly() {
-  unsigned a = 0, b = 0, c = 0, d = 0;
-  return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d & 1u << 8) != 0;  // "invariant TSC"
-}
-#endif
-
 }  // namespace
 
 #if defined(__x86_64__)
-const bool kCountsEvenly = counts_evenly();
+const bool kCountsEvenly = [] {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(0x80000007, &a, &b, &c, &d) != 0 && (d & 1u << 8) != 0;  // "invariant TSC"
+}();
 #endif
 
 void begin_tick_scale() { first_reading(); }

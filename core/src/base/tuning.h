@@ -1,9 +1,11 @@
 // The sizes at which one algorithm takes over from another: built-in values, and a table that `phalanx tune` writes.
 #pragma once
 
+#include <atomic>
 #include <cinttypes>
 #include <cstdint>
-#include <map>
+#include <deque>
+#include <mutex>
 #include <string>
 
 #include "base/error.h"
@@ -11,44 +13,29 @@
 
 namespace phx {
 
-// The values of phx_tuning, in bytes. 0: not set.
-struct Tuning {
-  using Public = phx_tuning;
-  uint64_t one_shot_bytes = 0;
-  uint64_t chunk_bytes = 0;
-  uint64_t streaming_bytes = 0;
-  uint64_t push_bytes = 0;
-};
-// The values of phx_gpu_tuning, in bytes. 0: not set.
-struct GpuTuning {
-  using Public = phx_gpu_tuning;
-  uint64_t line_bytes = 0;
-  uint64_t two_shot_bytes = 0;
-  uint64_t multicast_bytes = 0;
-  uint64_t copy_bytes = 0;
-  uint64_t thread_bytes = 0;
-};
+// In bytes. 0: not set. The caller of the C API has checked the fields struct_size and flags, which nothing else reads.
+using Tuning = phx_tuning;
+using GpuTuning = phx_gpu_tuning;
 
-// One value: its key in the table, its member here and in the struct of the C API, and its allowed range.
+// One value: its key in the table, its member, and its allowed range.
 template <class Values>
 struct TuningField {
   const char *key;
   uint64_t Values::*member;
-  uint64_t Values::Public::*shown;
   uint64_t least, most, unit;
 };
 inline constexpr uint64_t kNeverBytes = uint64_t{1} << 62;  // larger than any memory: as a threshold, never reached
 inline constexpr TuningField<Tuning> kTuningFields[] = {
-    {"one_shot_bytes", &Tuning::one_shot_bytes, &phx_tuning::one_shot_bytes, 0, kNeverBytes, 1},
-    {"chunk_bytes", &Tuning::chunk_bytes, &phx_tuning::chunk_bytes, 4 << 10, 1 << 30, 1},
-    {"streaming_bytes", &Tuning::streaming_bytes, &phx_tuning::streaming_bytes, 0, kNeverBytes, 1},
-    {"push_bytes", &Tuning::push_bytes, &phx_tuning::push_bytes, 64, 1 << 30, 1}};
+    {"one_shot_bytes", &Tuning::one_shot_bytes, 0, kNeverBytes, 1},
+    {"chunk_bytes", &Tuning::chunk_bytes, 4 << 10, 1 << 30, 1},
+    {"streaming_bytes", &Tuning::streaming_bytes, 0, kNeverBytes, 1},
+    {"push_bytes", &Tuning::push_bytes, 64, 1 << 30, 1}};
 inline constexpr TuningField<GpuTuning> kGpuTuningFields[] = {
-    {"line_bytes", &GpuTuning::line_bytes, &phx_gpu_tuning::line_bytes, 0, kNeverBytes, 1},
-    {"two_shot_bytes", &GpuTuning::two_shot_bytes, &phx_gpu_tuning::two_shot_bytes, 0, kNeverBytes, 1},
-    {"multicast_bytes", &GpuTuning::multicast_bytes, &phx_gpu_tuning::multicast_bytes, 0, kNeverBytes, 1},
-    {"copy_bytes", &GpuTuning::copy_bytes, &phx_gpu_tuning::copy_bytes, 0, kNeverBytes, 1},
-    {"thread_bytes", &GpuTuning::thread_bytes, &phx_gpu_tuning::thread_bytes, 16, 4096, 16}};
+    {"line_bytes", &GpuTuning::line_bytes, 0, kNeverBytes, 1},
+    {"two_shot_bytes", &GpuTuning::two_shot_bytes, 0, kNeverBytes, 1},
+    {"multicast_bytes", &GpuTuning::multicast_bytes, 0, kNeverBytes, 1},
+    {"copy_bytes", &GpuTuning::copy_bytes, 0, kNeverBytes, 1},
+    {"thread_bytes", &GpuTuning::thread_bytes, 16, 4096, 16}};
 inline constexpr auto &fields_of(const Tuning *) { return kTuningFields; }
 inline constexpr auto &fields_of(const GpuTuning *) { return kGpuTuningFields; }
 
@@ -75,10 +62,10 @@ phx_status save_gpu_tuning(const std::string &path, const GpuPlace &place, const
 
 // `tuning`, with the values of `base` in place of zeros.
 template <class Values>
-Values merge_tuning(Values tuning, const Values &base) {
-  for (const TuningField<Values> &field : fields_of(&base))
-    if (tuning.*field.member == 0) tuning.*field.member = base.*field.member;
-  return tuning;
+Values merge_tuning(const Values &tuning, Values base) {
+  for (const TuningField<Values> &field : fields_of(&tuning))
+    if (tuning.*field.member != 0) base.*field.member = tuning.*field.member;
+  return base;
 }
 
 // Fails if a value from a caller or a peer is not allowed.
@@ -94,19 +81,22 @@ phx_status check_tuning(const char *operation, const Values &tuning) {
   return PHX_OK;
 }
 
+// Values that a group has agreed on, and which can be replaced while calls read them.
 template <class Values>
-typename Values::Public public_tuning(const Values &tuning) {
-  typename Values::Public out{};
-  out.struct_size = sizeof out;
-  for (const TuningField<Values> &field : fields_of(&tuning)) out.*field.shown = tuning.*field.member;
-  return out;
-}
-template <class Values>
-Values private_tuning(const typename Values::Public &values) {
-  Values tuning;
-  for (const TuningField<Values> &field : fields_of(&tuning)) tuning.*field.member = values.*field.shown;
-  return tuning;
-}
+class Published {
+ public:
+  void publish(const Values &values) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    all_.push_back(values);
+    current_.store(&all_.back(), std::memory_order_release);
+  }
+  const Values &get() const { return *current_.load(std::memory_order_acquire); }
+
+ private:
+  std::mutex mutex_;
+  std::deque<Values> all_;  // never shrinks: readers take no lock
+  std::atomic<const Values *> current_{nullptr};
+};
 
 // What is wrong with the table, for a warning; empty if nothing is, or if there is no table.
 std::string tuning_problem();

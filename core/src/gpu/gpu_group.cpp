@@ -26,7 +26,7 @@ phx_status GpuGroup::open_words(const char *operation, const AllocatorRef &alloc
 // ---- tuning
 
 phx_status GpuGroup::agree_tuning(const GpuTuning &wish, int64_t timeout_ms) {
-  GpuTuning agreed;
+  GpuTuning agreed{};
   PHX_TRY(group_.agree_values("group_set_gpu_tuning", wish, builtin_gpu_tuning(group_.size()), timeout_ms, &agreed));
   const std::lock_guard<std::mutex> lock(tuning_mutex_);
   chosen_ = true;
@@ -64,16 +64,9 @@ phx_status GpuGroup::save_tuning(const char *operation, const std::string &path)
 // The error that a kernel has reported about a message, by the two labels after its word of failures.
 ErrorInfo GpuGroup::message_failure(cuda::Report what, int peer) const {
   const bool gone = what >= cuda::Report::kGone, receives = what == cuda::Report::kSendsOther;  // this rank
-  ErrorInfo cause = make_error_info();
-  cause.status = gone ? PHX_ERR_PEER_DEAD : PHX_ERR_MISMATCH;
-  cause.rank = group_.self_rank();
-  cause.peer = group_.rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, gone ? "messages" : receives ? "recv" : "send");
-  if (gone) {
-    copy_text(cause.text, sizeof cause.text,
-              (group_.describe(peer) + " has left before a message was complete.").c_str());
-    return cause;
-  }
+  if (gone)
+    return make_error(PHX_ERR_PEER_DEAD, "messages", group_.self_rank(), group_.rank_of(peer),
+                      (group_.describe(peer) + " has left before a message was complete.").c_str());
   cuda::Label labels[2];  // sent, expected
   uint32_t words[cuda::kDifferenceWords];
   for (size_t i = 0; i < cuda::kDifferenceWords; ++i)  // after the word of failures
@@ -88,8 +81,8 @@ ErrorInfo GpuGroup::message_failure(cuda::Report what, int peer) const {
                            (receives ? self : group_.describe(peer)) + " receives " + describe(labels[1]) +
                            ". In GPU memory the messages of two ranks are matched in the order of the calls, whatever "
                            "their tags: make the calls of both ranks agree.";
-  copy_text(cause.text, sizeof cause.text, text.c_str());
-  return cause;
+  return make_error(PHX_ERR_MISMATCH, receives ? "recv" : "send", group_.self_rank(), group_.rank_of(peer),
+                    text.c_str());
 }
 
 void GpuGroup::note_launches() {
@@ -104,11 +97,6 @@ void GpuGroup::note_launches() {
     return;
   }
   const bool freed = what == cuda::Report::kFreed, differs = what == cuda::Report::kDisagrees;
-  ErrorInfo cause = make_error_info();
-  cause.status = freed || differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT;
-  cause.rank = group_.self_rank();
-  cause.peer = group_.rank_of(peer);
-  copy_text(cause.operation, sizeof cause.operation, differs ? "all_to_all_v" : "launch");
   const std::string self = "rank " + std::to_string(group_.self_rank());
   const std::string text = freed ? "the input of " + group_.describe(peer) + " lies in symmetric memory that " + self +
                                        " has freed. Free it on all ranks before the call, or on none."
@@ -116,8 +104,10 @@ void GpuGroup::note_launches() {
                                            " expects. in_counts[j] on rank i must equal out_counts[i] on rank j."
                                      : "a kernel of " + self + " timed out (the timeout of its launch) waiting for " +
                                            group_.describe(peer) + ". " + group_.advice(peer);
-  copy_text(cause.text, sizeof cause.text, text.c_str());
-  group_.fail_with(cause, true);
+  group_.fail_with(
+      make_error(freed || differs ? PHX_ERR_MISMATCH : PHX_ERR_TIMEOUT, differs ? "all_to_all_v" : "launch",
+                 group_.self_rank(), group_.rank_of(peer), text.c_str()),
+      true);
 }
 
 // ---- launches on symmetric memory

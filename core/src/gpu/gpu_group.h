@@ -6,7 +6,6 @@
 #include <mutex>
 #include <string>
 
-#include "base/published.h"
 #include "base/tuning.h"
 #include "gpu/gpu_symm.h"
 #include "gpu/message_rings.h"

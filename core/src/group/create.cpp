@@ -43,16 +43,16 @@ struct Geometry {
 
 // How many cores these ranks, of one host, may use together. The result is the same on all of them.
 int cores_of(const std::vector<Geometry> &all) {
-  CoreMask cores{};
+  CoreMask cores;
   std::map<uint64_t, std::pair<size_t, size_t>> limited;  // by control group: how many ranks it has, and how many cores
   size_t served = 0;                                      // how many ranks the quotas allow a core of their own
   for (const Geometry &rank : all) {
-    for (size_t i = 0; i < cores.size(); ++i) cores[i] |= rank.cores[i];
+    cores |= rank.cores;
     if (rank.quota.cores == 0) ++served;
     if (rank.quota.cores != 0) limited[rank.quota.granted] = {limited[rank.quota.granted].first + 1, rank.quota.cores};
   }
   for (const auto &group : limited) served += std::min(group.second.first, group.second.second);
-  const size_t count = count_cores(cores);
+  const size_t count = cores.count();
   return static_cast<int>(std::max<size_t>(1, served < all.size() ? std::min(count, served) : count));
 }
 

@@ -174,7 +174,7 @@ phx_status Group::raise_malformed(const char *operation, int i) {
 }
 
 phx_status Group::raise_refused(const char *operation, int i, const std::string &payload) {
-  ErrorInfo theirs = make_error_info();
+  ErrorInfo theirs;
   if (payload.size() == sizeof theirs) std::memcpy(&theirs, payload.data(), sizeof theirs);
   theirs.text[sizeof theirs.text - 1] = '\0';
   return fail_all(raise(PHX_ERR_MISMATCH, operation,
@@ -262,7 +262,7 @@ phx_status Group::await_message(int i, uint64_t ordinal, const Deadline &deadlin
 }
 
 phx_status Group::confirm(const char *operation, phx_status status, const Deadline &deadline) {
-  ErrorInfo mine = make_error_info();
+  ErrorInfo mine;
   if (status != PHX_OK) mine = last_error();
   std::vector<ErrorInfo> all;
   const phx_status exchanged = exchange_all(operation, mine, deadline, &all);
@@ -280,7 +280,7 @@ phx_status Group::confirm(const char *operation, phx_status status, const Deadli
 }
 
 phx_status Group::agree_tuning(const Tuning &wish, int64_t timeout_ms) {
-  Tuning agreed;
+  Tuning agreed{};
   PHX_TRY(agree_values("group_set_tuning", wish, builtin_tuning(size(), cores_), timeout_ms, &agreed));
   tuning_.publish(agreed);
   return PHX_OK;

@@ -73,14 +73,9 @@ void Group::on_finalized(const ErrorInfo &cause) {
 }
 
 void Group::revoke(const char *operation, const char *reason) {
-  ErrorInfo cause = make_error_info();
-  cause.status = PHX_ERR_REVOKED;
-  cause.rank = cause.peer = self_rank();
-  copy_text(cause.operation, sizeof cause.operation, operation);
   const std::string text =
       "rank " + std::to_string(self_rank()) + " revoked it: " + (reason != nullptr ? reason : "no reason given");
-  copy_text(cause.text, sizeof cause.text, text.c_str());
-  fail_with(cause, true);
+  fail_with(make_error(PHX_ERR_REVOKED, operation, self_rank(), self_rank(), text.c_str()), true);
 }
 
 void Group::withdraw() {
@@ -289,7 +284,7 @@ bool Group::has_peer(const Uuid &uuid) const {
 void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank() || records_[i].uuid != link.uuid) continue;
-    ErrorInfo info = make_error_info();
+    ErrorInfo info;
     info.status = PHX_ERR_PEER_DEAD;
     info.rank = ended ? -1 : self_rank();  // a death concerns all ranks, so no rank is named as the one that reports it
     info.peer = rank_of(i);

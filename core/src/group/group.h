@@ -13,7 +13,6 @@
 
 #include "base/error.h"
 #include "base/page_words.h"
-#include "base/published.h"
 #include "base/shared_memory.h"
 #include "base/tuning.h"
 #include "base/wait.h"
@@ -306,7 +305,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
   std::atomic<bool> dump_is_due_{false};
   std::atomic<bool> ends_well_{false};
   mutable std::mutex cause_mutex_;
-  ErrorInfo cause_ = make_error_info();
+  ErrorInfo cause_;
 
   TurnMutex exchange_mutex_;
   uint64_t exchange_ordinal_ = 0;
@@ -357,6 +356,3 @@ struct phx_work {
   std::shared_ptr<phx::Group> group;
   phx::WorkRef ptr;
 };
-
-inline const phx::World &world_of(const phx_group &handle) { return handle.ptr->world(); }
-inline const phx::World &world_of(const phx_work &handle) { return handle.group->world(); }

@@ -460,5 +460,3 @@ phx_status Windows::wait_signal(Window &window, int peer, int64_t timeout_ms) {
 }
 
 }  // namespace phx
-
-const phx::World &world_of(const phx_window &handle) { return handle.group->world(); }

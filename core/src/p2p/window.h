@@ -32,7 +32,6 @@ struct phx_window {
   std::shared_ptr<phx::Group> group;  // outlives the window
   std::unique_ptr<phx::Window> window;
 };
-const phx::World &world_of(const phx_window &handle);
 
 namespace phx {
 

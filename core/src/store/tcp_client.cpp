@@ -208,11 +208,7 @@ Attempt TcpClientStore::shake_hands(const char *operation, int fd, const Deadlin
     return Attempt::kFinal;
   }
   Answer answer;
-  if (!make_nonce(&answer.nonce)) {
-    fail_errno(errno, operation,
-               "neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?");
-    return Attempt::kFinal;
-  }
+  if (make_nonce(operation, &answer.nonce) != PHX_OK) return Attempt::kFinal;
   Verdict verdict;
   if (outcome == kDone) {
     answer.proof = make_proof(Side::kClient, token_, greeting, answer.nonce);

@@ -5,7 +5,9 @@
 
 namespace phx::store {
 
-bool make_nonce(Nonce *nonce) { return fill_random(nonce->data(), nonce->size()); }
+phx_status make_nonce(const char *operation, Nonce *nonce) {
+  return fill_random(operation, nonce->data(), nonce->size());
+}
 
 Digest make_proof(Side side, const std::string &token, const Greeting &greeting, const Nonce &client_nonce) {
   // The sides differ, so that one side's proof cannot be used as the other's. Both words have equal length.

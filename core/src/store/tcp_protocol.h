@@ -54,7 +54,7 @@ struct Verdict {
 static_assert(sizeof(Greeting) == 72 && sizeof(Answer) == 64 && sizeof(Verdict) == 33);
 enum class Side { kClient, kServer };
 
-bool make_nonce(Nonce *nonce);  // false, with errno, when the system has no random bytes
+phx_status make_nonce(const char *operation, Nonce *nonce);
 Digest make_proof(Side side, const std::string &token, const Greeting &greeting, const Nonce &client_nonce);
 
 // ---- requests and replies: frames, each a FrameSize, a head, and what follows it

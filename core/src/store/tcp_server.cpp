@@ -148,9 +148,7 @@ TcpServer::TcpServer(const Endpoint &endpoint, std::string token, const TcpLimit
 phx_status TcpServer::start(const char *operation, const Endpoint &endpoint, std::string token, const TcpLimits &limits,
                             std::unique_ptr<TcpServer> *out) {
   std::unique_ptr<TcpServer> server(new TcpServer(endpoint, std::move(token), limits));
-  if (!make_nonce(&server->server_id_))
-    return fail_errno(errno, operation,
-                      "neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?");
+  PHX_TRY(make_nonce(operation, &server->server_id_));
   Fd listener;
   PHX_TRY(listen_on(operation, &server->endpoint_, &listener));
   PHX_TRY(server->EventLoop::start(operation, "phx-store", std::move(listener),
@@ -218,7 +216,7 @@ void TcpServer::on_accept(Fd fd, size_t) {
   const int number = fd.get();
   tune_connection(number);
   Nonce nonce;
-  if (!make_nonce(&nonce)) return end_handshake(number);
+  if (make_nonce("store_tcp_serve", &nonce) != PHX_OK) return end_handshake(number);
   try {
     connections_.emplace(number, std::make_unique<TcpConnection>(std::move(fd), nonce, server_id_));
   } catch (const std::bad_alloc &) {

@@ -223,5 +223,3 @@ void Symm::drop_handle() {
 }
 
 }  // namespace phx
-
-const phx::World &world_of(const phx_symm &handle) { return handle.symm->group().world(); }

@@ -25,8 +25,6 @@ struct phx_symm {
   phx::Symm *symm;
 };
 
-const phx::World &world_of(const phx_symm &handle);
-
 namespace phx {
 
 // In device memory, these entries of each rank lie after its pad. They describe the collectives that it has enqueued on

@@ -69,7 +69,7 @@ Stranger::Step Stranger::advance() {
     if (got != Receive::kMessage) return got == Receive::kNothing ? Step::kWaits : Step::kRefused;
     hello_.hostname[sizeof hello_.hostname - 1] = '\0';
     if (hello_.magic != kWireMagic || hello_.to != self_.uuid || hello_.from == self_.uuid) return Step::kRefused;
-    if (!fill_random(challenge_.nonce, sizeof challenge_.nonce)) return Step::kRefused;
+    if (fill_random("group_create", challenge_.nonce, sizeof challenge_.nonce) != PHX_OK) return Step::kRefused;
     challenge_.proof = make_host_proof(HostSide::kListener, self_.token, hello_, challenge_.nonce);
     if (!send_record(socket_.get(), &challenge_, sizeof challenge_)) return Step::kRefused;
     challenged_ = true;
@@ -164,10 +164,8 @@ Dial::Step Dial::greet_host() {
   tune_host_connection(socket_.get());
   hello_ = {kWireMagic, self_.rank, self_.uuid, peer_.uuid, {}, self_.pid, 0, {}};
   std::memcpy(hello_.hostname, self_.hostname, sizeof hello_.hostname);
-  if (!fill_random(hello_.nonce, sizeof hello_.nonce))
-    return give_up(
-        fail_errno(errno, "group_create",
-                   "neither getrandom(2) nor /dev/urandom gave random bytes; does a seccomp profile refuse them?"));
+  const phx_status filled = fill_random("group_create", hello_.nonce, sizeof hello_.nonce);
+  if (filled != PHX_OK) return give_up(Failed(filled));
   if (!send_record(socket_.get(), &hello_, sizeof hello_)) return lost(errno);
   phase_ = Phase::kGreeted;
   return Step::kWaits;

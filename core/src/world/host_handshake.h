@@ -123,8 +123,8 @@ class Dial final : private ForkHook {
   int losses_ = 0;        // during the handshake
   int64_t again_ns_ = 0;  // 0: it does not pause
   std::string last_loss_;
-  ErrorInfo error_ = make_error_info();  // also while await_end() pauses
-  int64_t end_by_ns_ = 0;                // of await_end()
+  ErrorInfo error_;        // also while await_end() pauses
+  int64_t end_by_ns_ = 0;  // of await_end()
 };
 
 }  // namespace phx

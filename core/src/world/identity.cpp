@@ -54,10 +54,7 @@ uint64_t stat_field(const std::string &tail, int number) {
 
 Uuid random_uuid() {
   Uuid uuid;
-  if (!fill_random(&uuid, sizeof uuid))
-    throw std::system_error(errno, std::system_category(),
-                            "neither getrandom(2) nor /dev/urandom gives random bytes; does a seccomp profile refuse "
-                            "them?");
+  if (fill_random("world_create", &uuid, sizeof uuid) != PHX_OK) throw std::runtime_error(last_error().text);
   return uuid;
 }
 

@@ -10,7 +10,6 @@
 #include <new>
 
 #include "base/error.h"
-#include "base/sliced_wait.h"
 #include "base/wait.h"
 
 namespace phx {
@@ -121,7 +120,7 @@ void Monitor::flush(const LinkRef &link) {
 bool Monitor::goes_on_after(const std::exception &error) {
   const char *why = error.what();
   PHX_LOG(PHX_LOG_ERROR, "the monitor thread of rank %d ended: %s", self_.rank, why);
-  ErrorInfo cause = make_error_info();
+  ErrorInfo cause;
   cause.status = std::strcmp(why, std::bad_alloc().what()) == 0 ? PHX_ERR_NO_MEMORY : PHX_ERR_INTERNAL;
   cause.rank = self_.rank;
   copy_text(cause.operation, sizeof cause.operation, "monitor");
@@ -301,7 +300,7 @@ void Monitor::deliver(const LinkRef &link, Message &&message) {
       return;
     }
     case MessageKind::kRevoke: {
-      ErrorInfo cause = make_error_info();
+      ErrorInfo cause;
       if (message.payload.size() != sizeof cause) return;
       std::memcpy(&cause, message.payload.data(), sizeof cause);
       cause.struct_size = sizeof cause;
@@ -401,7 +400,7 @@ void Monitor::adopt(const LinkRef &link) {
 
 void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
   std::shared_ptr<GroupListener> group = listener.lock();
-  ErrorInfo cause{};
+  ErrorInfo cause;
   bool revoked = false;
   std::vector<LinkRef> ended;
   {

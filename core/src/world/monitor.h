@@ -156,9 +156,9 @@ class Monitor : private EventLoop {
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  ErrorInfo broken_ = make_error_info();  // why the thread ended before its time; PHX_OK: it has not
-  uint64_t asked_ = 0, caught_up_ = 0;    // calls of catch_up, and those that are over; the thread writes the latter
-  uint64_t woken_ = 0;                    // calls of catch_up that the thread knows of; the thread's own
+  ErrorInfo broken_;                    // why the thread ended before its time; PHX_OK: it has not
+  uint64_t asked_ = 0, caught_up_ = 0;  // calls of catch_up, and those that are over; the thread writes the latter
+  uint64_t woken_ = 0;                  // calls of catch_up that the thread knows of; the thread's own
   std::atomic<int64_t> redial_ns_{INT64_MAX};  // when a connection is to be tried again
   std::function<Progress::Next()> chore_;
   int chore_fd_ = -1;                                 // the thread's own

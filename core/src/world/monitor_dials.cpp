@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/deadline.h"
 #include "base/error.h"
-#include "base/sliced_wait.h"
 #include "world/monitor.h"
 
 namespace phx {

@@ -29,10 +29,7 @@ phx_status raise_finalized() {
 phx_status World::create(const phx_world_params &params, std::shared_ptr<World> *out) {
   PeerRecord record{};
   Uuid names[2];
-  if (!fill_random(names, sizeof names))
-    return fail_errno(errno, "world_create",
-                      "neither getrandom(2) nor /dev/urandom gives random bytes; see whether a seccomp "
-                      "profile or a container refuses them");
+  PHX_TRY(fill_random("world_create", names, sizeof names));
   std::memcpy(record.magic, kPeerMagic, sizeof record.magic);
   record.build = this_build();
   record.rank = params.rank;
@@ -212,9 +209,7 @@ std::vector<std::shared_ptr<GroupListener>> World::groups() const {
 
 void World::finalize() {
   if (finalized_.exchange(true)) return;
-  const KeptError kept;
-  fail_text(PHX_ERR_REVOKED, "world_finalize", "this rank's world was finalized").rank(rank());
-  const ErrorInfo cause = last_error();
+  const ErrorInfo cause = make_error(PHX_ERR_REVOKED, "world_finalize", rank(), -1, "this rank's world was finalized");
   for (const auto &group : groups()) group->on_finalized(cause);
   monitor_.stop();
 }

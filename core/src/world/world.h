@@ -142,19 +142,9 @@ struct phx_world {
   std::shared_ptr<phx::World> ptr;
 };
 
-// The world of a handle; there is one overload for each kind of handle.
-inline const phx::World &world_of(const phx_world &handle) { return *handle.ptr; }
-
 namespace phx {
 
 // PHX_ERR_UNSUPPORTED: this process is a forked child of the one that made the world.
 phx_status refuse_fork(const char *operation, const World &world);
-
-// Whether a handle is not NULL and belongs to the parent of this forked child. Releasing such a handle does nothing: a
-// lock of what is behind it may have been held at the fork, and its threads and connections are the parent's.
-template <class Handle>
-bool is_inherited(const Handle *handle) {
-  return handle != nullptr && __builtin_expect(world_of(*handle).forked(), 0);
-}
 
 }  // namespace phx
