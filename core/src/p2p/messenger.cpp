@@ -229,8 +229,7 @@ bool Messenger::is_cut_off(int peer) const {
 void Messenger::begin_with(int peer) {
   for (int i = 0; i < size_; ++i)
     if (is_remote(i) && !remote_[i].ring && (peer == i || peer == PHX_ANY_RANK))
-      remote_[i].ring = std::make_unique<RemoteRing>(net_of(*group_), i, MessageName::kMessages, group_->first_count(),
-                                                     credit_bytes_);
+      remote_[i].ring = std::make_unique<RemoteRing>(net_of(*group_), i, MessageName::kMessages);
 }
 
 // A send is complete once its message is in the ring. The rank may then wait for something else.

@@ -6,16 +6,9 @@
 
 namespace phx {
 
-RemoteRing::RemoteRing(Net &net, int peer, uint32_t channel, uint32_t first, size_t credit)
-    : net_(net),
-      peer_(peer),
-      channel_(channel),
-      credit_(credit),
-      charged_(first),
-      known_returned_(first),
-      peer_charged_(first),
-      returned_(first),
-      told_(first) {
+RemoteRing::RemoteRing(Net &net, int peer, uint32_t channel)
+    : net_(net), peer_(peer), channel_(channel), credit_(credit_bytes(net.group().size())) {
+  charged_ = known_returned_ = peer_charged_ = returned_ = told_ = net.group().first_count();
   for (auto &buffer : in_) buffer = std::make_unique<Buffer>(net);
   for (uint32_t number = 0; number < kPosted; ++number) post(number);
 }

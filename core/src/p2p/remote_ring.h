@@ -19,9 +19,8 @@ class RemoteRing {
  public:
   static constexpr size_t kEagerBytes = size_t{8} << 10;
 
-  // `channel`: one of those of MessageName, for this ring alone. `first`: where the counts of credit begin, and
-  // `credit`: the limit of both directions.
-  RemoteRing(Net &net, int peer, uint32_t channel, uint32_t first, size_t credit);
+  // `channel`: one of those of MessageName, for this ring alone.
+  RemoteRing(Net &net, int peer, uint32_t channel);
   RemoteRing(const RemoteRing &) = delete;
   RemoteRing &operator=(const RemoteRing &) = delete;
   bool sends() const { return !out_.empty(); }  // whether records are on their way out of this process
@@ -68,12 +67,13 @@ class RemoteRing {
   Net &net_;
   const int peer_;
   const uint32_t channel_;
-  const size_t credit_;
+  const size_t credit_;  // the limit of both directions
   std::array<std::unique_ptr<Buffer>, kPosted> in_;
   std::deque<std::unique_ptr<Buffer>> out_;
   std::vector<std::unique_ptr<Buffer>> free_;
-  uint32_t taken_ = 0, come_ = 0;            // records that were read, and that have come
-  uint32_t written_ = 0;                     // records that were begun
+  uint32_t taken_ = 0, come_ = 0;  // records that were read, and that have come
+  uint32_t written_ = 0;           // records that were begun
+  // Counts of credit, which begin at Group::first_count.
   uint32_t charged_, known_returned_;        // of what this rank sends
   uint32_t peer_charged_, returned_, told_;  // of what it receives
 };

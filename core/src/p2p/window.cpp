@@ -144,9 +144,7 @@ void Windows::add(Window *window) {
   if (!group_.spans_hosts() || !remote_.empty()) return;
   remote_ = std::vector<Remote>(group_.size());
   for (int i = 0; i < group_.size(); ++i)
-    if (is_remote(i))
-      remote_[i].ring = std::make_unique<RemoteRing>(net_of(group_), i, MessageName::kWindows, group_.first_count(),
-                                                     credit_bytes(group_.size()));
+    if (is_remote(i)) remote_[i].ring = std::make_unique<RemoteRing>(net_of(group_), i, MessageName::kWindows);
   attend(true);
 }
 

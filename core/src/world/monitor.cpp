@@ -400,8 +400,7 @@ void Monitor::adopt(const LinkRef &link) {
 
 void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
   std::shared_ptr<GroupListener> group = listener.lock();
-  ErrorInfo cause;
-  bool revoked = false;
+  ErrorInfo cause;  // PHX_OK: the group was not revoked yet
   std::vector<LinkRef> ended;
   {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -409,14 +408,10 @@ void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
     retired_.erase(group_id);
     auto early = early_revocations_.find(group_id);
     if (early != early_revocations_.end()) {
-      revoked = true;
       cause = early->second;
       early_revocations_.erase(early);
     }
-    if (broken_.status != PHX_OK) {
-      revoked = true;
-      cause = broken_;
-    }
+    if (broken_.status != PHX_OK) cause = broken_;
     for (const auto &entry : links_)
       if (entry.second->gone()) ended.push_back(entry.second);
   }
@@ -425,7 +420,7 @@ void Monitor::watch(uint64_t group_id, std::weak_ptr<GroupListener> listener) {
     if (group->has_peer(link->uuid))
       group->on_peer_gone(*link, link->state.load(),
                           link->state.load() == LinkState::kDead && link->process_has_ended());
-  if (revoked) group->on_revoked(cause);
+  if (cause.status != PHX_OK) group->on_revoked(cause);
 }
 
 void Monitor::unwatch(uint64_t group_id) {
