@@ -7,9 +7,7 @@
 #include "ops/on_gpu.h"
 #include "ops/zero_copy.h"
 
-using phx::Call;
-using phx::CoalescedCall;
-using phx::Kind;
+using namespace phx;
 
 namespace {
 
@@ -33,17 +31,16 @@ phx_status check_call(phx_group *group, const phx_options *options, const phx_ca
   const bool is_known = request.kind > 0 && request.kind <= PHX_CALL_SCATTER;
   const Kind kind = kKinds[is_known ? request.kind : 0];
   if (kind == Kind::kNone || request.flags != 0)
-    return phx::fail(PHX_ERR_INVALID, kName,
-                     "call %zu has kind %d and flags %u; expected a PHX_CALL_* constant and flags 0", index,
-                     request.kind, request.flags);
+    return fail(PHX_ERR_INVALID, kName, "call %zu has kind %d and flags %u; expected a PHX_CALL_* constant and flags 0",
+                index, request.kind, request.flags);
   Call call(kind, group, options, true);
   if (!call.ok()) return call.status();
   const void *in = kind == Kind::kBroadcast ? request.out : request.in;
   if (kind == Kind::kBroadcast && request.in != request.out)
-    return phx::fail(PHX_ERR_INVALID, kName,
-                     "call %zu is a broadcast with different in and out; set both to the same buffer", index);
-  phx::Extent extent;
-  call.check(phx::traits_of(kind), in, request.out, request.count, request.dtype, request.op, request.root_group_rank,
+    return fail(PHX_ERR_INVALID, kName,
+                "call %zu is a broadcast with different in and out; set both to the same buffer", index);
+  Extent extent;
+  call.check(traits_of(kind), in, request.out, request.count, request.dtype, request.op, request.root_group_rank,
              &extent);
   if (!call.ok()) return call.status();
   const size_t bytes = request.count * call.buffers().item;
@@ -66,7 +63,7 @@ phx_status check_overlaps(std::vector<Range> *ranges) {
                              ? any
                              : nullptr;
     if (other != nullptr)
-      return phx::fail(
+      return fail(
           PHX_ERR_INVALID, kName,
           "calls %zu and %zu use the same memory and one of them writes to it; give each call memory of its own",
           std::min(other->call, range.call), std::max(other->call, range.call));
@@ -85,10 +82,10 @@ phx_status check_calls(phx_group *group, const phx_options *options, const phx_c
   if (!checked->empty()) std::memcpy(&stride, at, sizeof stride);
   for (size_t i = 0; i < checked->size(); ++i, at += stride) {
     phx_call request = PHX_CALL_INIT;
-    PHX_TRY(phx::read_in(reinterpret_cast<const phx_call *>(at), &request, kName));
+    PHX_TRY(read_in(reinterpret_cast<const phx_call *>(at), &request, kName));
     if (request.struct_size != stride)
-      return phx::fail(PHX_ERR_ABI, kName,
-                       "call %zu has a different struct_size than call 0; initialize every call with PHX_CALL_INIT", i);
+      return fail(PHX_ERR_ABI, kName,
+                  "call %zu has a different struct_size than call 0; initialize every call with PHX_CALL_INIT", i);
     PHX_TRY(check_call(group, options, request, i, &(*checked)[i], &ranges));
   }
   return check_overlaps(&ranges);
@@ -98,17 +95,17 @@ phx_status check_calls(phx_group *group, const phx_options *options, const phx_c
 
 extern "C" phx_status phx_coalesced(phx_group *group, const phx_call *calls, size_t count, const phx_options *options,
                                     phx_work **work) {
-  return phx::guarded(kName, [&]() -> phx_status {
+  return guarded(kName, [&]() -> phx_status {
     Call all(Kind::kCoalesced, group, options);
     if (!all.ok()) return all.status();
     if ((calls == nullptr && count != 0) || count > kMostCalls)
-      return all.refuse(phx::fail(PHX_ERR_INVALID, kName,
-                                  "calls is NULL or count is too large; at most %zu calls are allowed", kMostCalls));
+      return all.refuse(fail(PHX_ERR_INVALID, kName,
+                             "calls is NULL or count is too large; at most %zu calls are allowed", kMostCalls));
     std::vector<CoalescedCall> checked(count);
     if (const phx_status status = check_calls(group, options, calls, &checked); status != PHX_OK)
       return all.refuse(status);
     all.coalesces(checked);
-    if (all.on_gpu()) return phx::put_on_gpu(all, checked, work);
-    return all.issue(phx::coalesced_with_zero_copy(all, all.plan(work), checked), work);
+    if (all.on_gpu()) return put_on_gpu(all, checked, work);
+    return all.issue(coalesced_with_zero_copy(all, all.plan(work), checked), work);
   });
 }

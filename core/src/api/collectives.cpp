@@ -1,17 +1,12 @@
 // The public collectives on ordinary memory.
-#include <algorithm>
-#include <cstdint>
 #include <numeric>
 
 #include "api/entry.h"
-#include "ops/blocks.h"
 #include "ops/call.h"
 #include "ops/on_gpu.h"
 #include "ops/zero_copy.h"
 
-using phx::Call;
-using phx::guarded;
-using phx::Kind;
+using namespace phx;
 
 namespace {
 
@@ -19,42 +14,41 @@ namespace {
 template <Kind kKind>
 phx_status issue(phx_group *group, const void *in, void *out, size_t count, int32_t dtype, int32_t op, int32_t root,
                  const phx_options *options, phx_work **work) {
-  return guarded(phx::name_of(kKind), [&]() -> phx_status {
-    constexpr const phx::CollectiveTraits &kTraits = phx::traits_of(kKind);
+  return guarded(name_of(kKind), [&]() -> phx_status {
+    constexpr const CollectiveTraits &kTraits = traits_of(kKind);
     Call call(kKind, group, options);
-    phx::Extent extent;
+    Extent extent;
     if (!call.check(kTraits, in, out, count, dtype, op, root, &extent).ok()) return call.status();
-    if (call.on_gpu()) return phx::put_on_gpu(call, call.volume(extent), work);
-    const phx::Plan plan = call.plan(work);
+    if (call.on_gpu()) return put_on_gpu(call, call.volume(extent), work);
+    const Plan plan = call.plan(work);
     const size_t bytes = count * call.buffers().item;
-    const size_t in_bytes = phx::parts_on(kTraits.in, call.group_size(), true) * bytes;  // of a rank that has an input
+    const size_t in_bytes = parts_on(kTraits.in, call.group_size(), true) * bytes;  // of a rank that has an input
     int32_t algo = PHX_ALGO_AUTO;
     if constexpr (kKind == Kind::kAllReduce) {
-      algo = phx::choose_all_reduce(plan, bytes, call.options().algo);
+      algo = choose_all_reduce(plan, bytes, call.options().algo);
       call.chose(algo);
     }
-    phx::OperationPtr staged = phx::make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
-    return call.issue(phx::with_zero_copy(call, plan, in_bytes, std::move(staged)), work);
+    OperationPtr staged = make_operation(kKind, plan, call.buffers(), call.reduction(), root, algo);
+    return call.issue(with_zero_copy(call, plan, in_bytes, std::move(staged)), work);
   });
 }
 
 // Issues a checked call whose blocks `lists` describes. `volume.in`: the size of the input on a rank that has one.
-phx_status issue_lists(Call &call, const phx::Lists &lists, const phx::Volume &volume, phx_work **work) {
+phx_status issue_lists(Call &call, const Lists &lists, const Volume &volume, phx_work **work) {
   call.listed(&lists);
-  if (call.on_gpu()) return phx::put_on_gpu(call, volume, work);
-  const phx::Plan plan = call.plan(work);
-  phx::OperationPtr staged =
-      call.kind() == Kind::kAllToAllV && plan.net == nullptr
-          ? phx::make_all_to_all_v(call.group(), plan, call.buffers())
-          : phx::make_operation(call.kind(), plan, call.buffers(), call.reduction(), call.root());
-  return call.issue(phx::with_zero_copy(call, plan, volume.in, std::move(staged)), work);
+  if (call.on_gpu()) return put_on_gpu(call, volume, work);
+  const Plan plan = call.plan(work);
+  OperationPtr staged = call.kind() == Kind::kAllToAllV && plan.net == nullptr
+                            ? make_all_to_all_v(call.group(), plan, call.buffers())
+                            : make_operation(call.kind(), plan, call.buffers(), call.reduction(), call.root());
+  return call.issue(with_zero_copy(call, plan, volume.in, std::move(staged)), work);
 }
 
 // Checks and issues all_gather_v or reduce_scatter_v: `counts` are those of the output or of the input.
 template <Kind kKind>
 phx_status issue_v(phx_group *group, const void *in, void *out, const size_t *counts, int32_t dtype, int32_t op,
                    const phx_options *options, phx_work **work) {
-  return guarded(phx::name_of(kKind), [&]() -> phx_status {
+  return guarded(name_of(kKind), [&]() -> phx_status {
     constexpr bool kGathers = kKind == Kind::kAllGatherV;
     Call call(kKind, group, options);
     size_t total = 0;
@@ -70,7 +64,7 @@ phx_status issue_v(phx_group *group, const void *in, void *out, const size_t *co
     if (!kGathers) call.reduce(op);
     if (!call.counts(counts, &total).ok()) return call.status();
     const size_t item = call.buffers().item;
-    phx::Lists lists;
+    Lists lists;
     (kGathers ? lists.out_counts : lists.in_counts) = counts;
     return issue_lists(call, lists, {ins * item, outs * item, ins * item}, work);
   });
@@ -94,56 +88,56 @@ struct Side {
 template <Kind kind>
 phx_status issue_blocks(phx_group *group, Side in, Side out, size_t count, int32_t dtype, int32_t op, int32_t root,
                         const phx_options *options, phx_work **work) {
-  return guarded(phx::name_of(kind), [&]() -> phx_status {
-    constexpr const phx::CollectiveTraits &traits = phx::traits_of(kind);
+  return guarded(name_of(kind), [&]() -> phx_status {
+    constexpr const CollectiveTraits &traits = traits_of(kind);
     Call call(kind, group, options);
     if (!call.ok()) return call.status();
     if (call.on_gpu())
-      return call.refuse(phx::fail(PHX_ERR_UNSUPPORTED, call.name(),
-                                   "lists of blocks must be in host memory, but options.gpu names a GPU; copy them to "
-                                   "the host, or use a collective without blocks"));
-    if (traits.root != phx::Root::kNone && !call.root(root).ok()) return call.status();
+      return call.refuse(fail(PHX_ERR_UNSUPPORTED, call.name(),
+                              "lists of blocks must be in host memory, but options.gpu names a GPU; copy them to "
+                              "the host, or use a collective without blocks"));
+    if (traits.root != Root::kNone && !call.root(root).ok()) return call.status();
     const int self = call.group().group_rank();
-    const size_t n = call.group_size(), ins = phx::parts_on(traits.in, n, self == root),
-                 outs = phx::parts_on(traits.out, n, self == root);
-    const bool in_is_list = traits.in != phx::Parts::kOne, out_is_list = traits.out != phx::Parts::kOne;
+    const size_t n = call.group_size(), ins = parts_on(traits.in, n, self == root),
+                 outs = parts_on(traits.out, n, self == root);
+    const bool in_is_list = traits.in != Parts::kOne, out_is_list = traits.out != Parts::kOne;
     const size_t item = phx_dtype_size(dtype);
-    phx::BlocksFound ins_found, outs_found;
+    BlocksFound ins_found, outs_found;
     if (in_is_list && ins != 0) call.blocks(in.list, item, &ins_found);
     if (out_is_list && outs != 0) call.blocks(out.list, item, &outs_found);
     if (!call.ok()) return call.status();
     const phx_block *const list = in_is_list ? in.list : out.list;
-    if (traits.root == phx::Root::kNone)
+    if (traits.root == Root::kNone)
       count = list[self].count;
     else if (self == root && !((in_is_list ? ins_found : outs_found).even && list[0].count == count))
-      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(),
-                                   "count is %zu, but a block of the list has a different number of elements; give "
-                                   "every block `count` elements",
-                                   count));
+      return call.refuse(fail(PHX_ERR_INVALID, call.name(),
+                              "count is %zu, but a block of the list has a different number of elements; give "
+                              "every block `count` elements",
+                              count));
     const phx_block buffer{const_cast<void *>(in_is_list ? out.buffer : in.buffer), count, 0, 0};
     const phx_block *const from = in_is_list ? in.list : &buffer, *const to = out_is_list ? out.list : &buffer;
 
     const bool uneven = kind == Kind::kAllGatherV || kind == Kind::kReduceScatterV;
     const size_t recorded = kind == Kind::kAllToAllV ? 0 : uneven ? 1 : count;
-    void *const in_at = in_is_list ? ins_found.at : buffer.data, *const out_at =
-                                                                     out_is_list ? outs_found.at : buffer.data;
+    void *const in_at = in_is_list ? ins_found.at : buffer.data;
+    void *const out_at = out_is_list ? outs_found.at : buffer.data;
     call.data(in_at, in_is_list || count == 0 ? 0 : 1, out_at, out_is_list || count == 0 ? 0 : 1, recorded, dtype);
     if (uneven) {
       std::vector<size_t> counts(n);
       for (size_t i = 0; i < n; ++i) counts[i] = list[i].count;
       call.counts(counts.data(), &count);
     }
-    call.apart(from, ins, to, outs, traits.in_place != phx::InPlace::kNever);
+    call.apart(from, ins, to, outs, traits.in_place != InPlace::kNever);
     if (traits.reduces) call.reduce(op);
     if (!call.ok()) return call.status();
     // Blocks that lie like those of the plain form need no list.
-    const bool plain = traits.in_place != phx::InPlace::kNever && !uneven;
-    phx::Lists lists;
+    const bool plain = traits.in_place != InPlace::kNever && !uneven;
+    Lists lists;
     if (in_is_list && ins != 0 && !(plain && in_at != nullptr)) lists.in = from;
     if (out_is_list && outs != 0 && !(plain && out_at != nullptr)) lists.out = to;
-    const size_t in_bytes = !in_is_list                       ? count * item
-                            : traits.root == phx::Root::kNone ? ins_found.total * item
-                                                              : n * count * item;
+    const size_t in_bytes = !in_is_list                  ? count * item
+                            : traits.root == Root::kNone ? ins_found.total * item
+                                                         : n * count * item;
     return issue_lists(call, lists, {in_bytes, 0, 0}, work);
   });
 }
@@ -156,8 +150,8 @@ phx_status phx_barrier(phx_group *group, const phx_options *options, phx_work **
   return guarded("barrier", [&]() -> phx_status {
     Call call(Kind::kBarrier, group, options);
     if (!call.ok()) return call.status();
-    if (call.on_gpu()) return phx::put_on_gpu(call, phx::Volume(), work);
-    return call.issue(phx::make_operation(Kind::kBarrier, call.plan(work), {}, {}, -1), work);
+    if (call.on_gpu()) return put_on_gpu(call, Volume(), work);
+    return call.issue(make_operation(Kind::kBarrier, call.plan(work), {}, {}, -1), work);
   });
 }
 
@@ -218,7 +212,7 @@ phx_status phx_all_to_all_v(phx_group *group, const void *in, const size_t *in_c
     size_t ins = 0, outs = 0;
     if (!call.own_counts(in_counts, &ins).own_counts(out_counts, &outs).ok()) return call.status();
     if ((ins != 0 && in == nullptr) || (outs != 0 && out == nullptr))
-      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "in or out is NULL, but the counts are not all 0"));
+      return call.refuse(fail(PHX_ERR_INVALID, call.name(), "in or out is NULL, but the counts are not all 0"));
     // The counts differ from rank to rank, so they are compared in the first round and not in the record.
     if (!call.data(in, 0, out, 0, 0, dtype).overlap(ins, outs, 0, false).ok()) return call.status();
     const size_t item = call.buffers().item;

@@ -6,8 +6,6 @@
 #include <type_traits>
 
 #include "base/abi.h"
-#include "base/error.h"
-#include "base/interrupt.h"
 #include "group/group.h"
 #include "p2p/window.h"
 #include "symm/symm.h"
@@ -15,11 +13,13 @@
 
 namespace phx {
 
-// Calls `body`, which may take the name of the operation after its other arguments.
+// Calls `body`, which may take the name of the operation after its other arguments, or return nothing: PHX_OK.
 template <class Body, class... Args>
 phx_status call_body(const char *operation, Body &body, Args &...args) {
   if constexpr (std::is_invocable_v<Body &, Args &..., const char *>)
     return body(args..., operation);
+  else if constexpr (std::is_void_v<std::invoke_result_t<Body &, Args &...>>)
+    return body(args...), PHX_OK;
   else
     return body(args...);
 }

@@ -5,13 +5,11 @@
 
 #include "api/entry.h"
 #include "base/hash.h"
-#include "base/tuning.h"
 #include "gpu/gpu_group.h"
 #include "group/attempt.h"
 #include "net/net.h"
 #include "ops/engine.h"
 #include "p2p/messenger.h"
-#include "p2p/window.h"
 #include "symm/table.h"
 
 using namespace phx;
@@ -261,10 +259,7 @@ int32_t phx_group_size(const phx_group *group) {
 }
 
 phx_status phx_group_revoke(phx_group *group, const char *reason) {
-  return with_handle("group_revoke", group, [&](Group &g, const char *operation) -> phx_status {
-    g.revoke(operation, reason);
-    return PHX_OK;
-  });
+  return with_handle("group_revoke", group, [&](Group &g) { g.revoke("group_revoke", reason); });
 }
 
 phx_status phx_group_get_error(phx_group *group, phx_error_info *out) {

@@ -6,14 +6,8 @@
 #include "api/entry.h"
 #include "base/build.h"
 #include "base/environment.h"
-#include "base/error.h"
-#include "base/interrupt.h"
 #include "kernels/kernels.h"
 #include "net/ucx.h"
-#include "phalanx/carrier.h"
-#include "phalanx/cuda.h"
-#include "phalanx/phalanx.h"
-#include "phalanx/tuning.h"
 #include "world/host_address.h"
 
 using namespace phx;
@@ -115,10 +109,7 @@ phx_status phx_last_error_info(phx_error_info *out) {
 }
 
 phx_status phx_ucx_set_directory(const char *directory) {
-  return guarded("ucx_set_directory", [&]() -> phx_status {
-    set_ucx_hint(directory);
-    return PHX_OK;
-  });
+  return guarded("ucx_set_directory", [&] { set_ucx_hint(directory); });
 }
 
 phx_status phx_ucx_describe(char *text, size_t capacity, size_t *size) {

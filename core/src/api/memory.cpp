@@ -4,9 +4,7 @@
 #include "api/entry.h"
 #include "gpu/allocator.h"
 #include "gpu/memory.h"
-#include "phalanx/cuda.h"
 #include "symm/table.h"
-#include "world/allocator.h"
 
 using namespace phx;
 
@@ -15,8 +13,8 @@ namespace {
 constexpr phx_device kCpu{PHX_DEVICE_CPU, 0};
 
 // Drops the symmetric allocations with a block that was freed.
-void forget(const phx::World &world, const phx::Block &block) {
-  for (const auto &group : phx::groups_of(world)) phx::symms_of(*group).forget(block.serial);
+void forget(const World &world, const Block &block) {
+  for (const auto &group : groups_of(world)) symms_of(*group).forget(block.serial);
 }
 
 // Finds the allocator of `device` (NULL: the CPU), with which `take` gets a block from the table of the world.

@@ -1,15 +1,12 @@
 // phx_send, phx_recv and phx_messages: every argument is checked here, before anything is sent.
 #include <algorithm>
-#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <vector>
 
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
-#include "gpu/message_rings.h"
 #include "p2p/messenger.h"
-#include "phalanx/cuda.h"
 
 using namespace phx;
 

@@ -6,7 +6,9 @@
 #include "kernels/random.h"
 #include "kernels/random_elements.h"
 
-namespace phx::random {
+using namespace phx;
+using namespace phx::random;
+
 namespace {
 
 // Rounds a value to the type. One that is too large becomes infinite, which the checks refuse.
@@ -127,35 +129,34 @@ phx_status fill_integers(const char *operation, const Target &target, int32_t dt
 }
 
 }  // namespace
-}  // namespace phx::random
 
 extern "C" {
 
 phx_status phx_random_fill(void *out, int32_t dtype, int32_t kind, double a, double b, uint64_t key, uint64_t first,
                            int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
                            const int64_t *out_strides) {
-  return phx::random::fill_kind("random_fill", {out, nullptr, nullptr}, dtype, kind, a, b, key,
-                                {first, ndim, sizes, index_strides, out_strides});
+  return fill_kind("random_fill", {out, nullptr, nullptr}, dtype, kind, a, b, key,
+                   {first, ndim, sizes, index_strides, out_strides});
 }
 
 phx_status phx_random_integers(void *out, int32_t dtype, int64_t low, uint64_t range, uint64_t key, uint64_t first,
                                int32_t ndim, const int64_t *sizes, const int64_t *index_strides,
                                const int64_t *out_strides) {
-  return phx::random::fill_integers("random_integers", {out, nullptr, nullptr}, dtype, low, range, key,
-                                    {first, ndim, sizes, index_strides, out_strides});
+  return fill_integers("random_integers", {out, nullptr, nullptr}, dtype, low, range, key,
+                       {first, ndim, sizes, index_strides, out_strides});
 }
 
 phx_status phx_random_fill_on(const phx_device *device, void *stream, void *out, int32_t dtype, int32_t kind, double a,
                               double b, uint64_t key, uint64_t first, int32_t ndim, const int64_t *sizes,
                               const int64_t *index_strides, const int64_t *out_strides) {
-  return phx::random::fill_kind("random_fill_on", {out, device, stream}, dtype, kind, a, b, key,
-                                {first, ndim, sizes, index_strides, out_strides});
+  return fill_kind("random_fill_on", {out, device, stream}, dtype, kind, a, b, key,
+                   {first, ndim, sizes, index_strides, out_strides});
 }
 
 phx_status phx_random_integers_on(const phx_device *device, void *stream, void *out, int32_t dtype, int64_t low,
                                   uint64_t range, uint64_t key, uint64_t first, int32_t ndim, const int64_t *sizes,
                                   const int64_t *index_strides, const int64_t *out_strides) {
-  return phx::random::fill_integers("random_integers_on", {out, device, stream}, dtype, low, range, key,
-                                    {first, ndim, sizes, index_strides, out_strides});
+  return fill_integers("random_integers_on", {out, device, stream}, dtype, low, range, key,
+                       {first, ndim, sizes, index_strides, out_strides});
 }
 }

@@ -4,8 +4,6 @@
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
 #include "ops/zero_copy.h"
-#include "phalanx/cuda.h"
-#include "phalanx/tuning.h"
 #include "symm/table.h"
 
 using namespace phx;

@@ -6,14 +6,12 @@
 #include "ops/call.h"
 #include "ops/enqueue.h"
 
-using phx::Call;
-using phx::guarded;
-using phx::Kind;
+using namespace phx;
 
 namespace {
 
 // The address of `offset` in this rank's block. The offset has not been checked yet, so the result may not be valid.
-char *own_at(const phx::Symm &symm, size_t offset) {
+char *own_at(const Symm &symm, size_t offset) {
   return reinterpret_cast<char *>(reinterpret_cast<uintptr_t>(symm.buffer(symm.group_rank())) + offset);
 }
 
@@ -22,9 +20,9 @@ char *own_at(const phx::Symm &symm, size_t offset) {
 // before it. There an all_gather that does not fit into the cache is faster through the slots too, because only the
 // owner of each block then fetches it from memory. Measured with four ranks on two cores: broadcast of 64 KiB takes 10
 // us instead of 15, all_gather of 64 MiB takes 9.0 ms instead of 13. Only with PHX_ALGO_AUTO.
-bool goes_through_slots(const Call &call, const phx::Plan &plan, size_t in_bytes) {
+bool goes_through_slots(const Call &call, const Plan &plan, size_t in_bytes) {
   if (call.options().algo != PHX_ALGO_AUTO) return false;
-  const size_t small = std::max<size_t>(plan.tuning.one_shot_bytes, phx::kDemotedBytes);
+  const size_t small = std::max<size_t>(plan.tuning.one_shot_bytes, kDemotedBytes);
   const bool crowded = plan.lane.ranks_share_cores(), gathers = call.kind() == Kind::kAllGather;
   if (crowded && gathers && in_bytes * call.group_size() >= 2 * plan.tuning.streaming_bytes) return true;
   const size_t times = !crowded ? 1 : call.kind() == Kind::kBroadcast ? 8 : gathers ? 2 : 1;
@@ -35,34 +33,34 @@ bool goes_through_slots(const Call &call, const phx::Plan &plan, size_t in_bytes
 template <Kind kKind>
 phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t dtype, int32_t op, int32_t root,
                  const phx_options *options, phx_work **work) {
-  return guarded(phx::name_of(kKind, true), [&]() -> phx_status {
-    constexpr const phx::CollectiveTraits &kTraits = phx::traits_of(kKind);
+  return guarded(name_of(kKind, true), [&]() -> phx_status {
+    constexpr const CollectiveTraits &kTraits = traits_of(kKind);
     Call call(kKind, symm, options);
     if (!call.ok()) return call.status();
-    phx::Symm &s = *symm->symm;
-    const size_t n = s.size(), in_parts = phx::parts_on(kTraits.in, n, true);
-    const size_t out_parts = phx::parts_on(kTraits.out, n, s.group_rank() == root);
+    Symm &s = *symm->symm;
+    const size_t n = s.size(), in_parts = parts_on(kTraits.in, n, true);
+    const size_t out_parts = parts_on(kTraits.out, n, s.group_rank() == root);
     char *in = own_at(s, offset);
     call.data(in, in_parts, kKind == Kind::kBroadcast ? in : out, out_parts, count, dtype);
     if (kTraits.reduces) call.reduce(op);
-    if (kTraits.root != phx::Root::kNone) call.root(root);
-    const phx::Buffers &buffers = call.buffers();
+    if (kTraits.root != Root::kNone) call.root(root);
+    const Buffers &buffers = call.buffers();
     const size_t in_bytes = in_parts * count * buffers.item;
     if (call.ok()) call.inside(s, offset, in_bytes);
     if (kKind == Kind::kAllGather && call.ok() && s.gathered().begins(out, offset, in_bytes))
-      return call.gives_at(1).issue(phx::make_barrier(), work);  // where the inputs lie
+      return call.gives_at(1).issue(make_barrier(), work);  // where the inputs lie
     const bool in_place = kKind == Kind::kAllReduce || kKind == Kind::kBroadcast;
     if (!call.overlap(in_parts * count, out_parts * count, 0, in_place).ok()) return call.status();
-    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue(call, s, offset, nullptr, work);
-    const phx::Plan plan = call.plan(work);
+    if (gpu_symm_of(s) != nullptr) return enqueue(call, s, offset, nullptr, work);
+    const Plan plan = call.plan(work);
     if (goes_through_slots(call, plan, in_bytes))
-      return call.issue(phx::make_operation(kKind, plan, buffers, call.reduction(), root), work);
+      return call.issue(make_operation(kKind, plan, buffers, call.reduction(), root), work);
     if constexpr (kKind == Kind::kBroadcast)
-      return call.issue(phx::make_symm_broadcast(s.shared_from_this(), offset, buffers, root, plan.tuning), work);
+      return call.issue(make_symm_broadcast(s.shared_from_this(), offset, buffers, root, plan.tuning), work);
     else
-      return call.issue(phx::make_symm(kKind, s.shared_from_this(), offset, buffers, call.reduction(), root, plan,
-                                       call.options().algo),
-                        work);
+      return call.issue(
+          make_symm(kKind, s.shared_from_this(), offset, buffers, call.reduction(), root, plan, call.options().algo),
+          work);
   });
 }
 
@@ -70,12 +68,12 @@ phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t
 template <Kind kKind>
 phx_status issue_v(phx_symm *symm, size_t offset, void *out, const size_t *counts, int32_t dtype, int32_t op,
                    const phx_options *options, phx_work **work) {
-  return guarded(phx::name_of(kKind, true), [&]() -> phx_status {
+  return guarded(name_of(kKind, true), [&]() -> phx_status {
     constexpr bool kGathers = kKind == Kind::kAllGatherV;
     Call call(kKind, symm, options);
     size_t total = 0;
     if (!call.own_counts(counts, &total).ok()) return call.status();
-    phx::Symm &s = *symm->symm;
+    Symm &s = *symm->symm;
     const size_t mine = counts[s.group_rank()];
     char *in = own_at(s, offset);
     call.data(in, 1, kGathers ? out : in, 1, total, dtype).data(in, 1, out, kGathers ? 0 : 1, mine, dtype);
@@ -85,13 +83,12 @@ phx_status issue_v(phx_symm *symm, size_t offset, void *out, const size_t *count
     const size_t most = kGathers ? *std::max_element(counts, counts + s.size()) : total;
     if (call.ok()) call.inside(s, offset, most * call.buffers().item);
     if (!call.overlap(kGathers ? mine : total, kGathers ? total : mine, 0, false).ok()) return call.status();
-    phx::Lists lists;
+    Lists lists;
     (kGathers ? lists.out_counts : lists.in_counts) = counts;
     call.listed(&lists);
-    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue(call, s, offset, nullptr, work);
+    if (gpu_symm_of(s) != nullptr) return enqueue(call, s, offset, nullptr, work);
     return call.issue(
-        phx::make_symm(kKind, s.shared_from_this(), offset, call.buffers(), call.reduction(), -1, call.plan(work)),
-        work);
+        make_symm(kKind, s.shared_from_this(), offset, call.buffers(), call.reduction(), -1, call.plan(work)), work);
   });
 }
 
@@ -155,17 +152,17 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
     Call call(Kind::kAllToAllV, symm, options);
     size_t ins = 0, outs = 0;
     if (!call.own_counts(in_counts, &ins).own_counts(out_counts, &outs).ok()) return call.status();
-    phx::Symm &s = *symm->symm;
+    Symm &s = *symm->symm;
     char *in = own_at(s, offset);
     if (outs != 0 && out == nullptr)
-      return call.refuse(phx::fail(PHX_ERR_INVALID, call.name(), "out is NULL, but the counts are not all 0"));
+      return call.refuse(fail(PHX_ERR_INVALID, call.name(), "out is NULL, but the counts are not all 0"));
     if (call.data(in, 0, out, 0, 0, dtype).ok()) call.inside(s, offset, ins * call.buffers().item);
     if (!call.overlap(ins, outs, 0, false).ok()) return call.status();
-    const phx::Lists lists{in_counts, out_counts, nullptr, nullptr};
+    const Lists lists{in_counts, out_counts, nullptr, nullptr};
     call.listed(&lists);
-    if (phx::gpu_symm_of(s) != nullptr) return phx::enqueue(call, s, offset, nullptr, work);
+    if (gpu_symm_of(s) != nullptr) return enqueue(call, s, offset, nullptr, work);
     return call.issue(
-        phx::make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset, call.buffers(), 0), work);
+        make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset, call.buffers(), 0), work);
   });
 }
 }

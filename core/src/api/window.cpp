@@ -1,5 +1,4 @@
 // Implements phx_window_*.
-#include "p2p/window.h"
 #include "api/entry.h"
 
 using namespace phx;
@@ -24,9 +23,15 @@ phx_status check_memory(const char *operation, const World &world, const void *b
   return PHX_OK;
 }
 
-phx_status check_data(const char *operation, const void *data, size_t bytes) {
-  if (data != nullptr || bytes == 0) return PHX_OK;
-  return fail(PHX_ERR_INVALID, operation, "data is NULL, but bytes is not 0");
+// Checks what a transfer is of, and calls body(window, the resolved timeout in ms).
+template <class Body>
+phx_status transfer(const char *operation, phx_window *window, int32_t group_rank, size_t offset, const void *data,
+                    size_t bytes, int64_t timeout_ms, const Body &body) {
+  return with_timeout(operation, window, timeout_ms, [&](Window &w, int64_t timeout) -> phx_status {
+    PHX_TRY(w.check(operation, group_rank, offset, bytes));
+    if (data == nullptr && bytes != 0) return fail(PHX_ERR_INVALID, operation, "data is NULL, but bytes is not 0");
+    return body(w, timeout);
+  });
 }
 
 }  // namespace
@@ -57,30 +62,20 @@ phx_status phx_window_create(phx_group *group, phx_world *memory, void *base, si
 
 phx_status phx_window_put(phx_window *window, int32_t group_rank, size_t offset, const void *data, size_t bytes,
                           int32_t signal, int64_t timeout_ms) {
-  return with_timeout("window_put", window, timeout_ms,
-                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
-                        PHX_TRY(w.check(operation, group_rank, offset, bytes));
-                        PHX_TRY(check_data(operation, data, bytes));
-                        return w.put(group_rank, offset, data, bytes, signal != 0, timeout);
-                      });
+  return transfer("window_put", window, group_rank, offset, data, bytes, timeout_ms, [&](Window &w, int64_t timeout) {
+    return w.put(group_rank, offset, data, bytes, signal != 0, timeout);
+  });
 }
 
 phx_status phx_window_get(phx_window *window, int32_t group_rank, size_t offset, void *data, size_t bytes,
                           int64_t timeout_ms) {
-  return with_timeout("window_get", window, timeout_ms,
-                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
-                        PHX_TRY(w.check(operation, group_rank, offset, bytes));
-                        PHX_TRY(check_data(operation, data, bytes));
-                        return w.get(group_rank, offset, data, bytes, timeout);
-                      });
+  return transfer("window_get", window, group_rank, offset, data, bytes, timeout_ms,
+                  [&](Window &w, int64_t timeout) { return w.get(group_rank, offset, data, bytes, timeout); });
 }
 
 phx_status phx_window_wait_signal(phx_window *window, int32_t group_rank, int64_t timeout_ms) {
-  return with_timeout("window_wait_signal", window, timeout_ms,
-                      [&](Window &w, int64_t timeout, const char *operation) -> phx_status {
-                        PHX_TRY(w.check(operation, group_rank, 0, 0));
-                        return w.wait_signal(group_rank, timeout);
-                      });
+  return transfer("window_wait_signal", window, group_rank, 0, nullptr, 0, timeout_ms,
+                  [&](Window &w, int64_t timeout) { return w.wait_signal(group_rank, timeout); });
 }
 
 phx_status phx_window_get_signals(phx_window *window, int32_t group_rank, uint32_t *out) {

@@ -1,11 +1,8 @@
 // Implements phx_world_*.
-#include "world/world.h"
-
 #include <atomic>
 
 #include "api/entry.h"
 #include "base/environment.h"
-#include "base/tuning.h"
 #include "gpu/allocator.h"
 #include "group/dump.h"
 #include "kernels/kernels.h"
@@ -81,25 +78,20 @@ phx_status phx_world_dump(phx_world *world, char *json, size_t capacity, size_t 
 
 phx_status phx_world_finalize(phx_world *world) {
   if (is_inherited(world)) return PHX_OK;
-  return with_handle("world_finalize", world, [](World &w) -> phx_status {
-    w.finalize();
-    return PHX_OK;
-  });
+  return with_handle("world_finalize", world, [](World &w) { w.finalize(); });
 }
 
 phx_status phx_world_abort(phx_world *world, const char *reason) {
-  return with_live_handle("world_abort", world, [&](World &w, const char *operation) -> phx_status {
-    for (const auto &group : groups_of(w)) group->revoke(operation, reason);
-    return PHX_OK;
+  return with_live_handle("world_abort", world, [&](World &w) {
+    for (const auto &group : groups_of(w)) group->revoke("world_abort", reason);
   });
 }
 
 void phx_world_release(phx_world *world) {
   if (world == nullptr || is_inherited(world)) return;
-  (void)guarded("world_release", [&]() -> phx_status {
+  (void)guarded("world_release", [&] {
     world->ptr->finalize();
     delete world;
-    return PHX_OK;
   });
 }
 

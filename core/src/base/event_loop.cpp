@@ -31,7 +31,9 @@ phx_status EventLoop::start(const char *operation, const char *thread_name, Fd l
   std::promise<void> ready;
   const std::future<void> is_ready = ready.get_future();
   try {
-    thread_ = start_thread(thread_name, [this, ready = std::move(ready)]() mutable {
+    const SignalsBlocked blocked;  // in the thread too, so that the application's threads receive them
+    thread_ = std::thread([this, thread_name, ready = std::move(ready)]() mutable {
+      pthread_setname_np(pthread_self(), thread_name);
       last_error();  // a thread's first use of it allocates memory, and without memory that would end the process
       ready.set_value();
       run();

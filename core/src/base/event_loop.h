@@ -35,7 +35,8 @@ class EventLoop : private ForkHook {
   };
   EventLoop() = default;
 
-  // Creates the descriptors and starts the thread. Errors are recorded for `operation`.
+  // Creates the descriptors and starts the thread. Errors are recorded for `operation`. `thread_name` has at most 15
+  // characters; debuggers and `top -H` show it.
   phx_status start(const char *operation, const char *thread_name, Fd listener, const Limits &limits);
   // Serves one more listening socket from now on; any thread may call it. False, with errno set, if that is impossible.
   bool add_listener(Fd listener, const Limits &limits);

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "phalanx/phalanx.h"
 
 namespace phx {
 

@@ -1,11 +1,7 @@
-// Starts the threads of the library.
+// Blocks the signals of threads that the library or UCX starts.
 #pragma once
 
-#include <pthread.h>
 #include <signal.h>
-
-#include <thread>
-#include <utility>
 
 namespace phx {
 
@@ -24,16 +20,5 @@ class SignalsBlocked {
  private:
   sigset_t before_;
 };
-
-// `name` has at most 15 characters; debuggers and `top -H` show it. All signals are blocked in the thread, so that the
-// application's threads receive them. Throws std::system_error, as std::thread does.
-template <class Body>
-std::thread start_thread(const char *name, Body body) {
-  const SignalsBlocked blocked;
-  return std::thread([name, body = std::move(body)]() mutable {
-    pthread_setname_np(pthread_self(), name);
-    body();
-  });
-}
 
 }  // namespace phx

@@ -11,7 +11,6 @@
 #include <mutex>
 
 #include "base/deadline.h"
-#include "base/long_wait.h"
 #include "base/progress.h"
 
 namespace phx {
@@ -229,10 +228,6 @@ inline void store_and_wake(SharedWord &word, uint32_t value, const SharedWord &s
 // (store_and_wake).
 class TurnMutex {
  public:
-  TurnMutex() = default;
-  TurnMutex(const TurnMutex &) = delete;
-  TurnMutex &operator=(const TurnMutex &) = delete;
-
   // Pairs with the release in unlock(): what the last holder wrote is visible.
   bool try_lock() {
     uint32_t expected = kFree;

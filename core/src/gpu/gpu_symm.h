@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/deadline.h"
-#include "base/page_words.h"
+#include "base/shared_memory.h"
 #include "base/tuning.h"
 #include "gpu/launch.h"
 #include "gpu/memory.h"

@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/page_words.h"
 #include "base/shared_memory.h"
 #include "base/tuning.h"
 #include "base/wait.h"
@@ -167,7 +166,7 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
     withdraw();
     return raise_in_flight(operation, sequence);
   }
-  // For a call whose wait the thread's hook has ended (base/interrupt.h): revokes the group, so that all ranks stop.
+  // For a call whose wait the thread's hook has ended (base/deadline.h): revokes the group, so that all ranks stop.
   phx_status raise_interrupted(const char *operation, uint64_t sequence = 0);
   // Turns a failed wait of the lane into an error that names the rank at fault, and revokes the group.
   phx_status raise_await(const Lane &lane, const AwaitResult &result, const char *operation, uint64_t sequence,

@@ -16,7 +16,6 @@
 #include "base/deadline.h"
 #include "base/fd.h"
 #include "base/fork.h"
-#include "phalanx/phalanx.h"
 
 namespace phx::store {
 

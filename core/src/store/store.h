@@ -8,7 +8,6 @@
 
 #include "base/deadline.h"
 #include "base/fork.h"
-#include "phalanx/phalanx.h"
 
 // The opaque handle IS the base class. Every method is thread-safe, bounded by its timeout (> 0, milliseconds) or
 // deadline, and on failure records the thread's error and returns its status.

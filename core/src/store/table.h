@@ -8,7 +8,6 @@
 #include <unordered_map>
 
 #include "base/deadline.h"
-#include "phalanx/phalanx.h"
 
 namespace phx::store {
 

@@ -1,8 +1,6 @@
 // The map behind the memory store and the TCP server, and the handles over it in this process: the memory store, and a
 // TCP store at the side that serves it.
 #include "base/error.h"
-#include "store/store.h"
-#include "store/table.h"
 #include "store/tcp_server.h"
 
 namespace phx::store {

@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "base/error.h"
-#include "base/fork.h"
-#include "base/long_wait.h"
 #include "base/wait.h"
 #include "store/store.h"
 #include "store/tcp_protocol.h"
@@ -140,8 +138,8 @@ phx_status TcpClientStore::fail_gone(const char *operation, const std::string &w
 phx_status TcpClientStore::take(const char *operation, const Deadline &deadline, Fd *out) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    if (opened_in_ !=
-        process_generation()) {  // after a fork: the parent goes on with these connections, and two must not share one
+    // After a fork the parent goes on with these connections, and two must not share one.
+    if (opened_in_ != process_generation()) {
       idle_.clear();
       opened_in_ = process_generation();
     }

@@ -15,7 +15,6 @@
 #include <cstring>
 #include <string>
 
-#include "phalanx/phalanx.h"
 #include "store/sha256.h"
 #include "store/store.h"
 

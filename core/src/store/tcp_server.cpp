@@ -14,9 +14,9 @@
 namespace phx::store {
 namespace {
 
-constexpr size_t kReadBytes =
-    size_t{64} << 10;             // at once; memory grows with the bytes that came, not with the announced size
-constexpr int kReadsAtOnce = 16;  // then the other connections have their turn
+// At once: memory grows with the bytes that came, not with the announced size.
+constexpr size_t kReadBytes = size_t{64} << 10;
+constexpr int kReadsAtOnce = 16;                 // then the other connections have their turn
 constexpr size_t kKeptBytes = size_t{64} << 10;  // of a buffer from one frame to the next
 
 void empty(std::string *buffer) {
@@ -141,9 +141,6 @@ const char *TcpConnection::flush() {
 }
 
 // ---- the server
-
-TcpServer::TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits)
-    : endpoint_(endpoint), token_(std::move(token)), limits_(limits) {}
 
 phx_status TcpServer::start(const char *operation, const Endpoint &endpoint, std::string token, const TcpLimits &limits,
                             std::unique_ptr<TcpServer> *out) {

@@ -6,9 +6,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "base/deadline.h"
 #include "base/event_loop.h"
-#include "base/fd.h"
 #include "store/table.h"
 #include "store/tcp_protocol.h"
 #include "store/tcp_socket.h"
@@ -69,8 +67,6 @@ class TcpServer final : private EventLoop {
   static phx_status start(const char *operation, const Endpoint &endpoint, std::string token, const TcpLimits &limits,
                           std::unique_ptr<TcpServer> *out);
   ~TcpServer();  // ends the thread; its clients see their connections close
-  TcpServer(const TcpServer &) = delete;
-  TcpServer &operator=(const TcpServer &) = delete;
 
   const std::string &host() const { return endpoint_.host; }
   uint16_t port() const { return endpoint_.port(); }
@@ -78,7 +74,8 @@ class TcpServer final : private EventLoop {
   using EventLoop::wake;  // after a change of the table by another thread: a client may wait for the key
 
  private:
-  TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits);
+  TcpServer(const Endpoint &endpoint, std::string token, const TcpLimits &limits)
+      : endpoint_(endpoint), token_(std::move(token)), limits_(limits) {}
 
   void on_accept(Fd fd, size_t listener) override;
   void on_late(int fd) override { close_connection(fd, "it did not show the token in time"); }

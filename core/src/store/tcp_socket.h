@@ -8,7 +8,6 @@
 
 #include "base/deadline.h"
 #include "base/fd.h"
-#include "phalanx/phalanx.h"
 
 namespace phx::store {
 

@@ -9,7 +9,7 @@
 #include <cstring>
 
 #include "base/deadline.h"
-#include "base/entropy.h"
+#include "base/hash.h"
 #include "store/tcp_socket.h"
 
 namespace phx {

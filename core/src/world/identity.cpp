@@ -12,7 +12,6 @@
 #include <mutex>
 #include <system_error>
 
-#include "base/entropy.h"
 #include "base/error.h"
 #include "base/fd.h"
 #include "base/fork.h"

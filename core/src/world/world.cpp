@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/entropy.h"
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/shared_memory.h"

@@ -1,4 +1,4 @@
-#include "base/entropy.h"
+#include "base/hash.h"
 
 #include <fcntl.h>
 #include <unistd.h>

@@ -1,15 +1,12 @@
-#include "base/interrupt.h"
+#include "base/deadline.h"
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 
-#include "base/deadline.h"
 #include "base/environment.h"
 #include "base/error.h"
-#include "base/long_wait.h"
 
 namespace phx {
 namespace {
@@ -61,7 +58,7 @@ phx_status timeout_or_interrupt(const char *operation) {
   return fail(PHX_ERR_INTERRUPTED, operation, "the wait was interrupted by the hook of phx_set_interrupt");
 }
 
-// ---- the log of long waits (base/long_wait.h)
+// ---- the log of long waits
 
 thread_local LongWait *LongWait::innermost_ = nullptr;
 
