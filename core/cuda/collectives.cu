@@ -4,12 +4,10 @@
 // unsigned ones, and all but the product of complex numbers is that of twice as many reals.
 //
 //   nvcc -std=c++17 -O3 --fmad=false -Icore/include -Icore/src -cubin -arch=sm_90 core/cuda/collectives.cu
-#include "gpu/lines.h"
 #include "gpu/messages.h"
 #include "gpu/move.h"
 #include "gpu/multimem.h"
 #include "gpu/reduce.h"
-#include "gpu/slots.h"
 
 using namespace phx::cuda;
 using namespace phx::kernels;

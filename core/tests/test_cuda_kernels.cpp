@@ -4,7 +4,6 @@
 #include <cstring>
 #include <mutex>
 
-#include "gpu/lines.h"
 #include "gpu/move.h"
 #include "gpu/reduce.h"
 #include "host_blocks.h"

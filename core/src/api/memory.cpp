@@ -2,7 +2,6 @@
 #include <cstring>
 
 #include "api/entry.h"
-#include "gpu/allocator.h"
 #include "gpu/memory.h"
 #include "symm/table.h"
 

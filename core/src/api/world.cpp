@@ -3,7 +3,7 @@
 
 #include "api/entry.h"
 #include "base/environment.h"
-#include "gpu/allocator.h"
+#include "gpu/memory.h"
 #include "group/dump.h"
 #include "kernels/kernels.h"
 #include "net/ucx.h"

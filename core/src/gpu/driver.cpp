@@ -2,8 +2,6 @@
 
 #include <dlfcn.h>
 
-#include <string>
-
 #include "base/error.h"
 
 namespace phx::cuda {

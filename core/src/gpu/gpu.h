@@ -3,7 +3,6 @@
 
 #include <map>
 #include <mutex>
-#include <string>
 
 #include "gpu/driver.h"
 #include "phalanx/cuda.h"

@@ -3,10 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
-#include "gpu/launch.h"
-#include "gpu/message_ring.h"
-
 namespace phx {
 
 static_assert(Group::kReportWords == 1 + cuda::kDifferenceWords);
@@ -16,9 +12,25 @@ GpuGroup::GpuGroup(Group &group) : group_(group), workspaces_(group), rings_(std
 }
 
 phx_status GpuGroup::open_words(const char *operation, const AllocatorRef &allocator, const cuda::Gpu &gpu,
-                                std::shared_ptr<cuda::DeviceWords> *out) {
+                                std::shared_ptr<uint32_t> *out) {
   const std::lock_guard<std::mutex> lock(words_mutex_);
-  if (!words_) PHX_TRY(cuda::DeviceWords::open(operation, allocator, gpu, group_.words(), &words_));
+  if (!words_) {
+    const cuda::Driver &driver = cuda::gpus_of(*allocator)->driver();
+    void *const words = group_.words().data();
+    cuda::Pointer pointer = 0;
+    PHX_TRY(cuda::on_gpu(operation, driver, gpu.context, "showing the GPU memory of the host (cuMemHostRegister)", [&] {
+      cuda::Result result = driver.host_register(words, group_.words().bytes(), cuda::kForAllContexts);
+      if (result != 0) return result;
+      result = driver.host_pointer(&pointer, words, 0);
+      if (result != 0) driver.host_unregister(words);
+      return result;
+    }));
+    const auto close = [allocator, &driver, context = gpu.context, words](uint32_t *) {
+      const cuda::Current current(driver, context);
+      driver.host_unregister(words);
+    };
+    words_.reset(static_cast<uint32_t *>(cuda::pointer_of(pointer)), close);
+  }
   *out = words_;
   return PHX_OK;
 }

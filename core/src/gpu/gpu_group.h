@@ -2,11 +2,6 @@
 // collectives and the rings of its messages.
 #pragma once
 
-#include <memory>
-#include <mutex>
-#include <string>
-
-#include "base/tuning.h"
 #include "gpu/gpu_symm.h"
 #include "gpu/message_rings.h"
 #include "gpu/workspace.h"
@@ -19,9 +14,10 @@ class GpuGroup final : public Attachment {
   static constexpr AttachmentKind kKind = AttachmentKind::kGpu;
   explicit GpuGroup(Group &group);
 
-  // The group's words as GPUs see them; made by the first call.
+  // The words of the group (Group::words) as GPUs of this process see them; the first call registers them with the
+  // driver, for as long as any copy of *out lives.
   phx_status open_words(const char *operation, const AllocatorRef &allocator, const cuda::Gpu &gpu,
-                        std::shared_ptr<cuda::DeviceWords> *out);
+                        std::shared_ptr<uint32_t> *out);
   Workspaces &workspaces() { return workspaces_; }
   GpuMessageRings &rings() { return *rings_; }
   // Fails the group, for this and all later calls, if a kernel has reported a failure.
@@ -42,7 +38,7 @@ class GpuGroup final : public Attachment {
 
   Group &group_;
   std::mutex words_mutex_;
-  std::shared_ptr<cuda::DeviceWords> words_;
+  std::shared_ptr<uint32_t> words_;
   Workspaces workspaces_;
   std::unique_ptr<GpuMessageRings> rings_;
   Published<GpuTuning> tuning_;

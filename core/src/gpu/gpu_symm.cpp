@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
-#include "gpu/allocator.h"
 #include "gpu/gpu_group.h"
-#include "group/group.h"
 
 namespace phx::cuda {
 namespace {
@@ -17,27 +14,6 @@ constexpr uint32_t kMostBlocks = 128;       // of a launch; each pad has as many
 static_assert(sizeof(Launch) + sizeof(Lists) <= 4096, "more than a launch may pass");
 
 }  // namespace
-
-const Driver &DeviceWords::driver() const { return gpus_of(*allocator_)->driver(); }
-
-phx_status DeviceWords::open(const char *operation, const AllocatorRef &allocator, const Gpu &gpu,
-                             const PageWords &words, std::shared_ptr<DeviceWords> *out) {
-  std::shared_ptr<DeviceWords> opened(new DeviceWords(allocator, gpu, words.data()));
-  const Driver &driver = opened->driver();
-  PHX_TRY(on_gpu(operation, driver, gpu.context, "showing the GPU memory of the host (cuMemHostRegister)", [&] {
-    const Result result = driver.host_register(words.data(), words.bytes(), kForAllContexts);
-    opened->registered_ = result == 0;
-    return result == 0 ? driver.host_pointer(&opened->pointer_, words.data(), 0) : result;
-  }));
-  *out = std::move(opened);
-  return PHX_OK;
-}
-
-DeviceWords::~DeviceWords() {
-  if (!registered_) return;
-  const Current current(driver(), gpu_.context);
-  driver().host_unregister(words_);
-}
 
 // The words of each writer in a pad: for signals, launches and barriers, rounded up to whole lines.
 static uint32_t stride_of(uint32_t channels) { return (channels + kMostBlocks + channels + 31) / 32 * 32; }
@@ -175,7 +151,7 @@ phx_status GpuSymm::finish(const char *operation, Group &group, const BlockRef &
   team_.buffers = static_cast<void *const *>(pointer_of(at));
   team_.pads = static_cast<uint32_t *const *>(pointer_of(at + pads_.size() * sizeof(void *)));
   team_.bytes = block->size;
-  team_.failed = static_cast<const int32_t *>(pointer_of(words_->pointer()));
+  team_.failed = reinterpret_cast<const int32_t *>(words_.get());
   return PHX_OK;
 }
 
@@ -191,7 +167,7 @@ phx_status GpuSymm::launch(const char *operation, const std::string &kernel, Lau
   launch.lines = layout_.lines;
   launch.inputs.shown = layout_.shown;
   launch.inputs.found = static_cast<char **>(pointer_of(pads_[self_]->pointer() + layout_.found));
-  launch.failed = static_cast<uint32_t *>(pointer_of(words_->pointer())) + pads_.size();
+  launch.failed = words_.get() + pads_.size();
   const size_t worth = bytes == 0 ? 1 : (bytes - 1) / (static_cast<size_t>(threads_) * 16) + 1;
   const uint32_t blocks = static_cast<uint32_t>(std::min<size_t>(worth, most_blocks_));
   void *parameters[] = {&launch, const_cast<Lists *>(lists)};

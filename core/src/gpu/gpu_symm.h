@@ -2,12 +2,8 @@
 // of addresses that kernels read, and the launches of this rank.
 #pragma once
 
-#include <memory>
-#include <mutex>
-#include <string>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/shared_memory.h"
 #include "base/tuning.h"
 #include "gpu/launch.h"
@@ -15,7 +11,6 @@
 #include "gpu/multicast.h"
 #include "gpu/stream_order.h"
 #include "symm/device.h"
-#include "world/allocator.h"
 
 namespace phx {
 class Group;
@@ -34,28 +29,6 @@ struct Facts {
   GpuTuning shared;   // from the table of that rank, if ranks share GPUs
 };
 static_assert(sizeof(Facts) <= sizeof DeviceFacts::bytes);
-
-// The words of a group (Group::words) as GPUs of this process see them.
-class DeviceWords {
- public:
-  static phx_status open(const char *operation, const AllocatorRef &allocator, const Gpu &gpu, const PageWords &words,
-                         std::shared_ptr<DeviceWords> *out);
-  DeviceWords(const DeviceWords &) = delete;
-  DeviceWords &operator=(const DeviceWords &) = delete;
-  ~DeviceWords();
-  Pointer pointer() const { return pointer_; }
-
- private:
-  DeviceWords(const AllocatorRef &allocator, const Gpu &gpu, void *words)
-      : allocator_(allocator), gpu_(gpu), words_(words) {}
-  const Driver &driver() const;
-
-  const AllocatorRef allocator_;
-  const Gpu gpu_;
-  void *const words_;
-  bool registered_ = false;
-  Pointer pointer_ = 0;
-};
 
 class GpuSymm final : public SymmDevice {
  public:
@@ -121,13 +94,13 @@ class GpuSymm final : public SymmDevice {
   const uint32_t channels_;
   const Layout layout_;
   int32_t index_ = 0;
-  int32_t threads_ = 0;            // of a block
-  uint32_t most_blocks_ = 0;       // the same on all ranks
-  bool shares_gpus_ = false;       // two ranks use the same GPU
-  std::vector<Facts> facts_;       // by group rank
-  Workspaces *kept_by_ = nullptr;  // those that list this allocation
-  std::vector<MemoryPtr> pads_;    // by group rank
-  std::shared_ptr<DeviceWords> words_;
+  int32_t threads_ = 0;              // of a block
+  uint32_t most_blocks_ = 0;         // the same on all ranks
+  bool shares_gpus_ = false;         // two ranks use the same GPU
+  std::vector<Facts> facts_;         // by group rank
+  Workspaces *kept_by_ = nullptr;    // those that list this allocation
+  std::vector<MemoryPtr> pads_;      // by group rank
+  std::shared_ptr<uint32_t> words_;  // of the group: see GpuGroup::open_words
   MulticastPtr multicast_;
   bool has_multimem_ = false;
   std::string no_multicast_;

@@ -1,9 +1,6 @@
 #include "gpu/gpu.h"
 
-#include <cerrno>
 #include <cstdio>
-#include <cstdlib>
-#include <string>
 
 #include "base/environment.h"
 #include "base/error.h"

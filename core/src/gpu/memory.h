@@ -3,14 +3,13 @@
 //
 // A descriptor keeps the physical memory alive, and so does a mapping: a peer can go on using a block that its owner
 // has freed, or whose owner has died.
+//
+// The allocator of CUDA memory makes one piece of it for each block, by the driver's virtual memory API.
 #pragma once
-
-#include <memory>
-#include <mutex>
 
 #include "base/fd.h"
 #include "gpu/gpu.h"
-#include "phalanx/cuda.h"
+#include "world/allocator.h"
 
 namespace phx::cuda {
 
@@ -80,5 +79,14 @@ class Memory : public MappedHandle {
   std::mutex mutex_;
   Fd fd_;  // exports the handle, once a peer needs it
 };
+
+// The allocator of CUDA memory. NULL, and *problem says why, if there is no driver.
+AllocatorRef make_allocator(std::string *problem);
+// The GPUs of an allocator from make_allocator; NULL for other allocators.
+Gpus *gpus_of(const Allocator &allocator);
+// The memory of a block from such an allocator.
+const Memory &memory_of(const Block &block);
+// Turns memory into the pointer and cookie of a block of such an allocator, which owns it from then on.
+void hand_over(MemoryPtr memory, void **pointer, uint64_t *cookie);
 
 }  // namespace phx::cuda

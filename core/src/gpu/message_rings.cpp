@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
-#include "gpu/allocator.h"
 #include "gpu/gpu_group.h"
 
 namespace phx {
@@ -20,13 +18,13 @@ constexpr uint32_t kMostChunk = 63 << 10;
 constexpr uint32_t kMostBlocks = 32;
 static_assert(cuda::ring_bytes(kMostChunk) <= size_t{4} << 20);
 
-}  // namespace
-
-// What is sent with the descriptor of a ring.
-struct GpuMessageRings::Announcement {
+// What is sent with the descriptor of a ring to its receiver.
+struct Announcement {
   uint64_t chunk_bytes;
   uint64_t unit;  // the granularity of the sender's memory
 };
+
+}  // namespace
 
 GpuMessageRings::GpuMessageRings(Group &group) : group_(group), to_(group.size()), from_(group.size()) {}
 
@@ -108,20 +106,15 @@ phx_status GpuMessageRings::make(const char *operation, const std::vector<GpuMes
                           "capture",
                           message.sends ? "to" : "from", group_.rank_of(message.peer),
                           message.sends ? "send" : "receive");
-    if (!built) PHX_TRY(build_all(operation, deadline));
+    // The first path of a call builds the rings to all ranks before this one waits for any rank, because others may
+    // wait for this one, in whatever order they call. A rank that has left gets no ring, unless something is sent to
+    // it.
+    for (int i = 0; i < group_.size() && !built; ++i)
+      if (i != group_.group_rank() && group_.interruption(i).load(std::memory_order_acquire) == 0)
+        PHX_TRY(build(operation, i, deadline));
     built = true;
     if (message.sends || message.peer == group_.group_rank()) PHX_TRY(build(operation, message.peer, deadline));
     if (!message.sends) PHX_TRY(map(operation, message.peer, deadline));
-  }
-  return PHX_OK;
-}
-
-// Builds the rings to all ranks before this one waits for any rank, because others may wait for this one, in whatever
-// order they call. A rank that has left gets no ring, unless something is sent to it.
-phx_status GpuMessageRings::build_all(const char *operation, const Deadline &deadline) {
-  for (int i = 0; i < group_.size(); ++i) {
-    if (i == group_.group_rank() || group_.interruption(i).load(std::memory_order_acquire) != 0) continue;
-    PHX_TRY(build(operation, i, deadline));
   }
   return PHX_OK;
 }
@@ -177,11 +170,6 @@ phx_status GpuMessageRings::map(const char *operation, int from, const Deadline 
   return PHX_OK;
 }
 
-const cuda::Memory &GpuMessageRings::memory_of(const GpuMessage &message) const {
-  const bool own = message.sends || message.peer == group_.group_rank();
-  return own ? *to_[message.peer].memory : *from_[message.peer].memory;
-}
-
 // Half of this rank's share of the GPU, so that the kernels of two streams can run at the same time. Only ranks of one
 // process run at the same time on a GPU, or, with MPS, as many ranks as kMostBlocks leaves room for.
 uint32_t GpuMessageRings::most_blocks() const {
@@ -201,7 +189,9 @@ uint32_t GpuMessageRings::list(const std::vector<GpuMessage> &messages, cuda::Ex
     cuda::GpuMessageRing &ring = out->ring[paths->size()];
     paths->push_back(path);
     const size_t place = (opens.sends ? 0 : group_.size()) + static_cast<size_t>(opens.peer);
-    ring.memory = static_cast<char *>(cuda::pointer_of(memory_of(opens).pointer()));
+    const bool own = opens.sends || opens.peer == group_.group_rank();
+    const cuda::Memory &memory = *(own ? to_ : from_)[opens.peer].memory;
+    ring.memory = static_cast<char *>(cuda::pointer_of(memory.pointer()));
     ring.cursors = static_cast<cuda::Cursor *>(cuda::pointer_of(cursors_->pointer())) + place * cuda::kLanes;
     ring.chunk_bytes = path->chunk_bytes;
     ring.rank = opens.peer;
@@ -226,8 +216,8 @@ phx_status GpuMessageRings::launch(const char *operation, const std::vector<GpuM
   const uint32_t blocks = list(messages, &exchange, &paths);
   exchange.timeout_ns = static_cast<uint64_t>(std::min(timeout_ms, Deadline::kMaxMs)) * 1000 * 1000;
   exchange.group_size = group_.size();
-  exchange.gone = static_cast<const int32_t *>(cuda::pointer_of(words_->pointer()));
-  exchange.failed = static_cast<uint32_t *>(cuda::pointer_of(words_->pointer())) + group_.size();
+  exchange.gone = reinterpret_cast<const int32_t *>(words_.get());
+  exchange.failed = words_.get() + group_.size();
   const int32_t threads = std::min(cuda::kLineThreads, gpu_.most_threads);
   cuda::Function function = nullptr;
   phx_status status = gpus_->kernel(operation, gpu_, kKernel, threads, &function);

@@ -7,23 +7,16 @@
 
 #include <atomic>
 #include <deque>
-#include <memory>
-#include <mutex>
 #include <vector>
 
-#include "base/deadline.h"
 #include "base/wait.h"
 #include "gpu/memory.h"
 #include "gpu/message_ring.h"
 #include "gpu/stream_order.h"
-#include "world/allocator.h"
 
 namespace phx {
 
 class Group;
-namespace cuda {
-class DeviceWords;
-}
 
 // A checked message.
 struct GpuMessage {
@@ -50,20 +43,17 @@ class GpuMessageRings {
     uint32_t chunk_bytes = 0;
     cuda::StreamOrder order;  // guarded by GpuMessageRings::mutex_
   };
-  struct Announcement;  // of a ring to its receiver
 
   phx_status open(const char *operation, int32_t index);
   phx_status check(const char *operation, const std::vector<GpuMessage> &messages, void *stream, bool *capturing) const;
   phx_status make(const char *operation, const std::vector<GpuMessage> &messages, const Deadline &deadline,
                   bool capturing);
-  phx_status build_all(const char *operation, const Deadline &deadline);
   // Waits until no other thread makes the path to which `turn` belongs.
   phx_status build(const char *operation, int to, const Deadline &deadline);
   phx_status map(const char *operation, int from, const Deadline &deadline);
   phx_status launch(const char *operation, const std::vector<GpuMessage> &messages, int64_t timeout_ms, void *stream,
                     bool capturing);
   Path &path_of(const GpuMessage &message) { return (message.sends ? to_ : from_)[message.peer]; }
-  const cuda::Memory &memory_of(const GpuMessage &message) const;
   uint32_t list(const std::vector<GpuMessage> &messages, cuda::Exchange *out, std::vector<Path *> *paths);
   uint32_t most_blocks() const;
 
@@ -72,8 +62,8 @@ class GpuMessageRings {
   AllocatorRef allocator_;
   cuda::Gpus *gpus_ = nullptr;  // NULL until `open` has set it and the members around it
   cuda::Gpu gpu_;
-  cuda::MemoryPtr cursors_;  // for the lanes of all rings to ranks, and then of those from ranks
-  std::shared_ptr<cuda::DeviceWords> words_;
+  cuda::MemoryPtr cursors_;          // for the lanes of all rings to ranks, and then of those from ranks
+  std::shared_ptr<uint32_t> words_;  // of the group: see GpuGroup::open_words
   // By group rank; a rank's ring to itself lies in to_. Destructors wait for the last launches, which have timeouts.
   std::deque<Path> to_, from_;
 };

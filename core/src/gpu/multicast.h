@@ -6,8 +6,6 @@
 // timeout.
 #pragma once
 
-#include <memory>
-
 #include "gpu/memory.h"
 
 namespace phx::cuda {

@@ -1,7 +1,5 @@
 #include "gpu/stream_order.h"
 
-#include <cstdint>
-
 #include "base/error.h"
 
 namespace phx::cuda {

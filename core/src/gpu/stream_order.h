@@ -1,9 +1,6 @@
 // Orders what a rank puts on streams of one GPU: each piece of work runs after the one before it, on any stream.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #include "gpu/gpu.h"
 
 namespace phx::cuda {

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "base/error.h"
 #include "base/hash.h"
-#include "gpu/allocator.h"
 #include "gpu/gpu_group.h"
 #include "symm/table.h"
 

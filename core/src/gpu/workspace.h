@@ -6,13 +6,8 @@
 #pragma once
 
 #include <map>
-#include <memory>
-#include <mutex>
 #include <set>
-#include <vector>
 
-#include "base/wait.h"
-#include "gpu/gpu.h"
 #include "gpu/launch.h"
 #include "gpu/stream_order.h"
 #include "symm/symm.h"

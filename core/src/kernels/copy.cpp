@@ -3,8 +3,6 @@
 // No processor's name decides. On some, one string instruction is faster than any loop: its stores need not fetch the
 // lines that they fill, nor wait for another core to give them up one after the other. On others loops are faster, and
 // stores that bypass the cache fill lines that lie in the caches of others. See docs/explanation/algorithms.
-#include <cstring>
-
 #include "base/sanitizers.h"
 #include "base/ticks.h"
 #include "kernels/copies.h"

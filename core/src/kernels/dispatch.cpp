@@ -1,6 +1,5 @@
 // Chooses the instruction set of the reductions and of the random elements once, from what the processor and the
 // operating system offer.
-#include <cstdlib>
 #include <cstring>
 
 #if defined(PHX_VECTOR_KERNELS) && defined(__x86_64__)

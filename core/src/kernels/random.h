@@ -30,7 +30,7 @@ FillFn find_fill(int32_t kind, int32_t dtype);
 // For tests: the same of one instruction set. NULL if the host or the build does not have it.
 FillFn find_fill_isa(const char *isa, int32_t kind, int32_t dtype);
 
-// One per random_fill_*.cpp. The caller must make sure that the host can execute the kernels.
+// In scalar.cpp and random_fill_*.cpp. The caller must make sure that the host can execute the kernels.
 FillFn find_scalar(int32_t kind, int32_t dtype);
 FillFn find_avx2(int32_t kind, int32_t dtype);
 FillFn find_avx512(int32_t kind, int32_t dtype);

@@ -14,7 +14,7 @@
 
 namespace phx::kernels {
 
-// One per reduce_*.cpp. The caller must make sure that the host can execute the kernels.
+// In scalar.cpp and reduce_*.cpp. The caller must make sure that the host can execute the kernels.
 ReduceFn find_scalar(int32_t dtype, int32_t op, Results results);
 ReduceFn find_avx2(int32_t dtype, int32_t op, Results results);
 ReduceFn find_avx512(int32_t dtype, int32_t op, Results results);

@@ -3,9 +3,7 @@
 // See vector_elements.h for how it is written, and select.h for why everything is in an unnamed namespace.
 #pragma once
 
-#include <cstring>
-
-#include "kernels/vector_ops.h"
+#include "kernels/vector_elements.h"
 
 namespace phx::kernels {
 namespace {

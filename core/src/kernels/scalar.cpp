@@ -1,15 +1,12 @@
 // The kernels in plain C++: for every processor, and the reference for the others.
 //
-// Each chunk passes through accumulators that stay in the first-level cache, in loops without branches, for which
-// compilers use the vector instructions that their target always has (SSE2, NEON).
-#include <cstring>
-
+// Reductions: each chunk passes through accumulators that stay in the first-level cache, in loops without branches, for
+// which compilers use the vector instructions that their target always has (SSE2, NEON).
 #include "kernels/portable.h"
+#include "kernels/random_fill_kernel.h"
 
 namespace phx::kernels {
 namespace {
-
-// ---- the loop ---------------------------------------------------------------------------------------------------
 
 template <class E>
 inline typename Element<E>::Acc load(const char *from, size_t i) {
@@ -65,3 +62,22 @@ ReduceFn find_scalar(int32_t dtype, int32_t op, Results results) {
 }
 
 }  // namespace phx::kernels
+
+namespace phx::random {
+namespace {
+
+struct Scalar {
+  static constexpr size_t kWidth = 1;
+  static void blocks(uint32_t *words, uint64_t key, uint64_t number, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      const Block block = block_of(key, number + i);
+      memcpy(words + 4 * i, block.word, sizeof block.word);
+    }
+  }
+};
+
+}  // namespace
+
+FillFn find_scalar(int32_t kind, int32_t dtype) { return select<Fill<Scalar>>(kind, dtype); }
+
+}  // namespace phx::random
