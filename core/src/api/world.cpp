@@ -7,7 +7,6 @@
 #include "base/environment.h"
 #include "base/tuning.h"
 #include "gpu/allocator.h"
-#include "group/dump.h"
 #include "kernels/kernels.h"
 #include "net/ucx.h"
 

@@ -2,15 +2,12 @@
 
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 
-#include "base/deadline.h"
 #include "base/entropy.h"
-#include "store/tcp_socket.h"
 
 namespace phx {
 namespace {
