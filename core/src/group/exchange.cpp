@@ -82,14 +82,9 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   }
   const ExchangeTurn turn(*this);
   const uint64_t ordinal = turn.ordinal;
-  const uint32_t number = number_of(operation), payload_bytes = static_cast<uint32_t>(bytes.size());
-  Envelope envelope{kWireMagic,
-                    MessageKind::kExchange,
-                    0,
-                    id_,
-                    ordinal,
-                    payload_bytes,
-                    number | (fds.empty() ? 0 : kWithDescriptors)};
+  const uint32_t number = number_of(operation), length = static_cast<uint32_t>(bytes.size());
+  Envelope envelope{
+      kWireMagic, MessageKind::kExchange, 0, id_, ordinal, length, number | (fds.empty() ? 0 : kWithDescriptors)};
   std::vector<bool> came(size(), false);
   const auto text = [&] {
     std::vector<int> late;
