@@ -95,7 +95,7 @@ phx_status phx_allocator_register(phx_world *world, int32_t device_type, const p
 
 phx_status phx_allocator_unregister(phx_world *world, int32_t device_type) {
   return with_live_handle("allocator_unregister", world, [&](World &w, const char *operation) -> phx_status {
-    if (w.allocators().remove(device_type)) return PHX_OK;
+    if (w.allocators().put(device_type, nullptr)) return PHX_OK;
     return fail(PHX_ERR_NOT_FOUND, operation, "no allocator is registered for device type %d", device_type);
   });
 }

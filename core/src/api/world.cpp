@@ -4,7 +4,6 @@
 #include "api/entry.h"
 #include "base/environment.h"
 #include "gpu/memory.h"
-#include "group/dump.h"
 #include "kernels/kernels.h"
 #include "net/ucx.h"
 

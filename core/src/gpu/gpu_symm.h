@@ -10,7 +10,7 @@
 #include "gpu/memory.h"
 #include "gpu/multicast.h"
 #include "gpu/stream_order.h"
-#include "symm/device.h"
+#include "symm/symm.h"
 
 namespace phx {
 class Group;

@@ -3,9 +3,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "base/error.h"
-#include "store/store.h"
-
 namespace phx {
 namespace {
 
@@ -59,11 +56,7 @@ phx_status Attempt::look(const std::vector<PeerRecord> &records) {
 phx_status Attempt::look_at(const PeerRecord &record) {
   const LinkRef link = world_.monitor().find_link(record.uuid);
   const LinkState state = link ? link->state.load() : LinkState::kAlive;
-  if (state == LinkState::kLeft)
-    return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "rank %d (pid %d) has left: its world was finalized", record.rank,
-                record.pid)
-        .peer(record.rank);
-  if (state == LinkState::kDead && link->remote)
+  if (state == LinkState::kLeft || (state == LinkState::kDead && link->remote))
     return fail(PHX_ERR_PEER_DEAD, kGroupCreate, "rank %d (pid %d) %s", record.rank, record.pid, link->fate())
         .peer(record.rank);
   if (state == LinkState::kDead || (!link && !on_another_host(world_.record(), record) && has_ended(record)))

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "base/deadline.h"
-#include "phalanx/phalanx.h"
 #include "world/world.h"
 
 namespace phx {

@@ -1,23 +1,17 @@
 // Creates a group: the members find each other in the store, connect, and those of one host share their control
 // segments.
 
-#include <algorithm>
 #include <cerrno>
-#include <cstdarg>
-#include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <set>
 #include <string_view>
 
-#include "base/cores.h"
 #include "base/environment.h"
 #include "base/failpoint.h"
 #include "base/hash.h"
 #include "group/attempt.h"
 #include "group/group.h"
-#include "store/store.h"
 
 namespace phx {
 namespace {
@@ -209,17 +203,15 @@ struct GroupMaker {
     group.world_->forget_failed_attempts(params.name_key);
   }
 
-  phx_status look_at_rank(int rank) {
-    if (group.world_->look_at_rank(rank) == PHX_OK) return PHX_OK;
-    const ErrorInfo gone = last_error();
-    return raise(gone.status, "%s", gone.text).peer(rank);
-  }
-
   phx_status look() {
-    phx_status status = attempt.look(group.records_);
-    for (int i = 0; i < group.size() && status == PHX_OK && group.params_.of_world; ++i)
-      if (i != group.group_rank() && group.records_[i].uuid == Uuid{}) status = look_at_rank(group.rank_of(i));
-    return status;
+    PHX_TRY(attempt.look(group.records_));
+    for (int i = 0; i < group.size() && group.params_.of_world; ++i) {
+      if (i == group.group_rank() || group.records_[i].uuid != Uuid{}) continue;
+      if (group.world_->look_at_rank(group.rank_of(i)) == PHX_OK) continue;
+      const ErrorInfo gone = last_error();
+      return raise(gone.status, "%s", gone.text).peer(group.rank_of(i));
+    }
+    return PHX_OK;
   }
 
   phx_status read_record(const std::string &value, int i) {

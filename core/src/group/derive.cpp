@@ -1,7 +1,5 @@
 // Groups derived from a group: over its connections, without a store.
-#include <algorithm>
 #include <bitset>
-#include <cstring>
 
 #include "base/failpoint.h"
 #include "group/group.h"

@@ -1,24 +1,16 @@
-#include "group/dump.h"
-
+// The flight recorder as JSON: the last calls of this rank and its peers.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <chrono>
 #include <cinttypes>
 #include <cstdio>
-#include <cstdlib>
-#include <vector>
 
 #include "base/environment.h"
-#include "base/error.h"
 #include "base/fd.h"
 #include "base/ticks.h"
 #include "group/group.h"
-#include "world/world.h"
 
 namespace phx {
 namespace {

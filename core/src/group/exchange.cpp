@@ -1,7 +1,5 @@
 // Small all-to-all messages among the members, with file descriptors. Rendezvous are built on them.
-#include <algorithm>
 #include <cerrno>
-#include <cstring>
 
 #include "base/failpoint.h"
 #include "group/group.h"
@@ -30,11 +28,6 @@ const char *name_of(uint32_t number) {
 }
 
 }  // namespace
-
-Group::ExchangeTurn::ExchangeTurn(Group &of) : group(of), ordinal(++of.exchange_ordinal_) {
-  group.world_->monitor().begin_exchange(group.id_, ordinal);
-}
-Group::ExchangeTurn::~ExchangeTurn() { group.world_->monitor().end_exchange(group.id_, ordinal); }
 
 phx_status Group::send(int i, const Envelope &envelope, const void *payload, const int *fds, const Deadline &deadline,
                        const std::atomic<int32_t> &interrupted) {
@@ -89,13 +82,9 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
   }
   const ExchangeTurn turn(*this);
   const uint64_t ordinal = turn.ordinal;
-  Envelope envelope{kWireMagic,
-                    MessageKind::kExchange,
-                    0,
-                    id_,
-                    ordinal,
-                    static_cast<uint32_t>(bytes.size()),
-                    number_of(operation) | (fds.empty() ? 0 : kWithDescriptors)};
+  const uint32_t number = number_of(operation), length = static_cast<uint32_t>(bytes.size());
+  Envelope envelope{
+      kWireMagic, MessageKind::kExchange, 0, id_, ordinal, length, number | (fds.empty() ? 0 : kWithDescriptors)};
   std::vector<bool> came(size(), false);
   const auto text = [&] {
     std::vector<int> late;
@@ -126,7 +115,7 @@ phx_status Group::exchange(const char *operation, const std::string &bytes, cons
     came[i] = true;
     PHX_FAILPOINT("exchange", 3);
     if (message.envelope.call == kRefused) return raise_refused(operation, i, message.payload);
-    if ((message.envelope.call & ~kWithDescriptors) != number_of(operation))
+    if ((message.envelope.call & ~kWithDescriptors) != number)
       return fail_all(raise(PHX_ERR_MISMATCH, operation,
                             "rank %d (pid %d) called %s while rank %d called %s. Every rank of a group must make the "
                             "same calls in the same order.",

@@ -1,10 +1,5 @@
 // How a group fails: it keeps the first cause, wakes waiting threads, tells the peers, and fails later calls.
-#include <algorithm>
-#include <cstdarg>
-#include <cstdio>
-#include <cstring>
 
-#include "group/dump.h"
 #include "group/group.h"
 
 namespace phx {
@@ -29,9 +24,8 @@ bool Group::keep_cause(const ErrorInfo &cause, bool dumps) {
 }
 
 void Group::interrupt(int only) {
-  for (int i = 0; i < size(); ++i) {
+  for (int i = 0; i < size(); ++i)
     if (only < 0 || only == i) interruptions_[i].store(1, std::memory_order_release);
-  }
   for (const auto &attachment : attachments_) attachment->on_failed();
   world_->monitor().poke();
 }
@@ -284,16 +278,14 @@ bool Group::has_peer(const Uuid &uuid) const {
 void Group::on_peer_gone(const Link &link, LinkState state, bool ended) {
   for (int i = 0; i < size(); ++i) {
     if (i == group_rank() || records_[i].uuid != link.uuid) continue;
-    ErrorInfo info;
-    info.status = PHX_ERR_PEER_DEAD;
-    info.rank = ended ? -1 : self_rank();  // a death concerns all ranks, so no rank is named as the one that reports it
-    info.peer = rank_of(i);
     const bool left = state == LinkState::kLeft;
     const char *event = left                  ? "has left: its world was finalized"
                         : ended               ? "died"
                         : link.ending.empty() ? "closed its connection"
                                               : link.ending.c_str();
-    std::snprintf(info.text, sizeof info.text, "rank %d (pid %d) %s", info.peer, link.pid, event);
+    const std::string text = "rank " + std::to_string(rank_of(i)) + " (pid " + std::to_string(link.pid) + ") " + event;
+    // A death concerns all ranks, so no rank is named as the one that reports it.
+    const ErrorInfo info = make_error(PHX_ERR_PEER_DEAD, "", ended ? -1 : self_rank(), rank_of(i), text.c_str());
     if (ended) {  // the others find out themselves; and all groups are interrupted before any is dumped
       keep_cause(info, true);
       told_.store(true);

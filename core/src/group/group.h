@@ -19,8 +19,6 @@
 #include "group/hosts.h"
 #include "group/lane.h"
 #include "group/work.h"
-#include "store/store.h"
-#include "world/monitor.h"
 #include "world/world.h"
 
 namespace phx {
@@ -253,8 +251,10 @@ class Group : public GroupListener, public std::enable_shared_from_this<Group> {
                   const std::atomic<int32_t> &interrupted);
   // Tells the monitor the number of the exchange that this rank is in. Needs exchange_mutex_.
   struct ExchangeTurn {
-    explicit ExchangeTurn(Group &group);
-    ~ExchangeTurn();
+    explicit ExchangeTurn(Group &of) : group(of), ordinal(++of.exchange_ordinal_) {
+      group.world_->monitor().begin_exchange(group.id_, ordinal);
+    }
+    ~ExchangeTurn() { group.world_->monitor().end_exchange(group.id_, ordinal); }
     Group &group;
     const uint64_t ordinal;
   };
@@ -341,6 +341,13 @@ phx_status Group::agree_values(const char *operation, const Values &wish, const 
 }
 
 std::vector<std::shared_ptr<Group>> groups_of(const World &world);
+
+// ---- the flight recorder (dump.cpp)
+std::string dump_world(const World &world);  // as JSON: the last calls of this rank and its peers
+// If PHALANX_DUMP names a folder, writes the dump of the group's world there, for a group that has just failed. Logs
+// the cause and the file, or that the file could not be written.
+void dump_failure(const Group &group, const ErrorInfo &cause);
+std::string dump_problem();  // why PHALANX_DUMP names no such folder, for a warning; empty: it does, or is not set
 
 }  // namespace phx
 

@@ -6,7 +6,6 @@
 
 #include <vector>
 
-#include "base/wait.h"
 #include "group/control.h"
 #include "group/history.h"
 

@@ -1,12 +1,11 @@
-#include "symm/gathered.h"
-
+// GatheredRanges: the same part of every rank's block, as one contiguous range.
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <cerrno>
 
 #include "base/error.h"
-#include "base/shared_memory.h"
+#include "symm/symm.h"
 
 namespace phx {
 namespace {

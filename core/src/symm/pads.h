@@ -13,11 +13,9 @@
 #include <mutex>
 #include <vector>
 
-#include "base/fd.h"
 #include "base/shared_memory.h"
 #include "base/wait.h"
 #include "group/control.h"
-#include "phalanx/phalanx.h"
 
 namespace phx {
 

@@ -1,9 +1,6 @@
 // Rendezvous: every rank of a group offers a block, and every rank maps all of these.
-#include <algorithm>
 
 #include "base/failpoint.h"
-#include "group/group.h"
-#include "symm/symm.h"
 #include "symm/table.h"
 
 namespace phx {
@@ -55,12 +52,6 @@ struct Rendezvous {
   Symm &symm;
   SymmParcel mine;
   std::vector<SymmParcel> all;
-
-  // All ranks compare the same parcels, so all come to the same result.
-  phx_status agree() {
-    for (const Property &property : kMustAgree) PHX_TRY(must_agree(property));
-    return PHX_OK;
-  }
 
   // The error lists the values: "2048 bytes on rank 1; 1024 bytes on ranks 0, 2". It names as the peer the first rank
   // with the value that the fewest ranks have.
@@ -196,16 +187,6 @@ struct Rendezvous {
     }
     return all_met ? PHX_OK : group.confirm(kRendezvous, status, deadline);
   }
-
-  phx_status finish() {
-    if (!symm.device_) return PHX_OK;
-    return symm.device_->finish(kRendezvous, group, symm.block_, symm.buffers());
-  }
-
-  phx_status agree_on_device(const Deadline &deadline) {
-    if (!symm.device_) return PHX_OK;
-    return symm.device_->agree(kRendezvous, group, symm.block(), deadline);
-  }
 };
 
 phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline &deadline, std::shared_ptr<Symm> *out) {
@@ -221,18 +202,19 @@ phx_status Symm::rendezvous(Group &group, const BlockRef &block, const Deadline 
   status = steps.exchange(fds, deadline, &parcels);
   PHX_FAILPOINT(kRendezvous, 3);
   PHX_TRY(status);
-  status = steps.agree();
-  if (status == PHX_ERR_MISMATCH) return status;  // the same on every rank, so there is nothing to confirm
+  // All ranks compare the same parcels, so all come to the same result, and there is nothing to confirm.
+  for (const Property &property : kMustAgree) PHX_TRY(steps.must_agree(property));
   for (int i = 0; i < group.size() && status == PHX_OK; ++i)
     if (i != group.group_rank() && steps.map(i, parcels[i]) != PHX_OK) status = steps.blame(i);
-  if (status == PHX_OK) status = steps.finish();
+  SymmDevice *const device = symm->device();
+  if (status == PHX_OK && device != nullptr) status = device->finish(kRendezvous, group, block, symm->buffers());
   PHX_FAILPOINT(kRendezvous, 4);
   status = steps.confirm(status, deadline);
   PHX_FAILPOINT(kRendezvous, 5);
   PHX_TRY(status);
   symm->pads_of_group().keep(symm->pad_segments_);
   symm->complete_ = true;
-  PHX_TRY(steps.agree_on_device(deadline));
+  if (device != nullptr) PHX_TRY(device->agree(kRendezvous, group, *block, deadline));
   *out = std::move(symm);
   return PHX_OK;
 }

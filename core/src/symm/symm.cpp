@@ -1,11 +1,6 @@
 // A symmetric allocation: its signals, its barriers, and the life of its handle.
-#include "symm/symm.h"
 
-#include <algorithm>
-
-#include "base/error.h"
 #include "base/hash.h"
-#include "group/group.h"
 #include "symm/table.h"
 
 namespace phx {

@@ -1,24 +1,77 @@
 // A symmetric allocation of one group: the mapped blocks of all ranks, and a signal pad for each rank.
 #pragma once
 
+#include <list>
 #include <memory>
 #include <mutex>
 #include <vector>
 
 #include "base/deadline.h"
-#include "base/shared_memory.h"
-#include "base/wait.h"
 #include "group/history.h"
-#include "phalanx/phalanx.h"
-#include "symm/device.h"
-#include "symm/gathered.h"
 #include "symm/pads.h"
 #include "world/allocator.h"
 
 namespace phx {
+
 class Group;
 class Symm;
-class World;
+
+// The description of its device that a rank sends to the others. All zero if there is no SymmDevice.
+struct DeviceFacts {
+  int32_t present;
+  int32_t reserved;
+  char bytes[136];
+};
+
+// The interface by which a rendezvous sets up the parts of an allocation in device memory other than its blocks.
+// GpuSymm in gpu/ implements it.
+class SymmDevice {
+ public:
+  virtual ~SymmDevice() = default;
+
+  virtual DeviceFacts facts() = 0;
+  virtual phx_status export_fd(const char *operation, int *fd) = 0;
+  virtual phx_status adopt(const char *operation, int group_rank, const DeviceFacts &facts, int fd) = 0;
+  // Called once all other ranks are adopted.
+  virtual phx_status finish(const char *operation, Group &group, const BlockRef &block, void *const *buffers) = 0;
+  // Collective. Called once all ranks have finished, to make the choices that must be the same on all.
+  virtual phx_status agree(const char *operation, Group &group, const Block &block, const Deadline &deadline) = 0;
+  // Called when the allocation has entered the group's table, and when it is destroyed.
+  virtual void on_kept(const Symm &symm) = 0;
+  virtual void on_gone(const Symm &symm) = 0;
+};
+
+// *out stays NULL unless the block comes from phalanx's CUDA allocator. `channels`: the signal channels for the user's
+// kernels. `first`: the initial value of the counters of this rank's pad (Group::first_count).
+using MakeSymmDevice = phx_status (*)(const char *operation, const Block &block, int group_size, int group_rank,
+                                      uint32_t channels, uint32_t first, std::unique_ptr<SymmDevice> *out);
+
+// The ranges of one Symm: each maps the same part of every rank's block a second time, one after another, as one
+// contiguous range. Mapping one costs as much as touching all its pages, so the last few stay mapped.
+class GatheredRanges {
+ public:
+  ~GatheredRanges();
+
+  // Maps `bytes`, which are whole pages, at `offset` of each of `blocks`, or returns the existing range of that part.
+  phx_status map(const char *operation, void *const *blocks, size_t count, size_t offset, size_t bytes, void **out);
+  phx_status unmap(const char *operation, const void *pointer);  // to be called once for each `map`
+  // Whether a range of exactly this part begins at `pointer`.
+  bool begins(const void *pointer, size_t offset, size_t bytes);
+
+ private:
+  struct Range {
+    char *base;
+    size_t offset;
+    size_t bytes;  // of one rank
+    size_t all;    // of all ranks
+    size_t users;
+  };
+  void leave_idle(size_t most);
+
+  std::mutex mutex_;
+  std::list<Range> ranges_;  // the most recently used one comes first
+};
+
 }  // namespace phx
 
 struct phx_symm {

@@ -1,11 +1,5 @@
 #include "symm/table.h"
 
-#include <algorithm>
-#include <utility>
-
-#include "base/error.h"
-#include "symm/symm.h"
-
 namespace phx {
 
 SymmTable::SymmTable(Group &group, MakeSymmDevice make_device)

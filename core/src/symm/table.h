@@ -9,12 +9,9 @@
 
 #include "base/fork.h"
 #include "group/group.h"
-#include "symm/device.h"
-#include "symm/pads.h"
+#include "symm/symm.h"
 
 namespace phx {
-
-class Symm;
 
 // The scope of SymmTable::mutex, for Group::take_turn.
 inline constexpr const char *kSameRendezvous = "group with a rendezvous. Let one thread make them";

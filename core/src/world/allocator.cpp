@@ -73,22 +73,16 @@ AllocatorRegistry::AllocatorRegistry() {
   by_type_[PHX_DEVICE_CPU].allocator = std::make_shared<Allocator>(ops, nullptr);
 }
 
-void AllocatorRegistry::put(int32_t device_type, AllocatorRef allocator) {
+bool AllocatorRegistry::put(int32_t device_type, AllocatorRef allocator) {
   Entry previous;  // destroyed after the lock is gone: the destructor of its allocator may call out
   std::lock_guard<std::mutex> lock(mutex_);
   previous = std::exchange(by_type_[device_type], {std::move(allocator)});
+  return previous.allocator != nullptr;
 }
 
 void AllocatorRegistry::make_on_demand(int32_t device_type, const char *device_name, Maker maker) {
   std::lock_guard<std::mutex> lock(mutex_);
   by_type_[device_type] = {nullptr, device_name, maker};
-}
-
-bool AllocatorRegistry::remove(int32_t device_type) {
-  Entry previous;
-  std::lock_guard<std::mutex> lock(mutex_);
-  previous = std::exchange(by_type_[device_type], {});
-  return previous.allocator != nullptr;
 }
 
 AllocatorRef AllocatorRegistry::get(int32_t device_type, const char *operation) {
@@ -143,7 +137,7 @@ phx_status BlockTable::alloc(const AllocatorRef &allocator, const phx_device &de
 phx_status BlockTable::alloc_persistent(const AllocatorRef &allocator, const phx_device &device, size_t size,
                                         const std::string &scope, uint64_t alloc_id, void **out) {
   const char *operation = "mem_alloc_persistent";
-  Lock lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   const PersistentKey key{device.type, device.index, scope, alloc_id};
   // Another thread may be making it: two must not make two blocks of one id.
   auto found = persistent_.find(key);

@@ -20,7 +20,6 @@ class Registered {
  public:
   Registered(const Ops &ops, void *self) : ops_(ops), self_(self) {}
   Registered(const Registered &) = delete;
-  Registered &operator=(const Registered &) = delete;
   ~Registered() {
     if (ops_.*End != nullptr) (ops_.*End)(self_);
   }
@@ -39,8 +38,8 @@ using AllocatorRef = std::shared_ptr<Allocator>;
 class AllocatorRegistry {
  public:
   AllocatorRegistry();
-  void put(int32_t device_type, AllocatorRef allocator);
-  bool remove(int32_t device_type);
+  // NULL: none. Returns whether there was one.
+  bool put(int32_t device_type, AllocatorRef allocator);
   // NULL, with the error "does not support device type", when there is none.
   // A maker makes the allocator of a device type when it is first asked for, which may start a driver. It returns NULL
   // where there is none, and *problem says why.
@@ -76,7 +75,6 @@ struct Block {
 
   Block(AllocatorRef from, const phx_device &on, size_t bytes) : allocator(std::move(from)), device(on), size(bytes) {}
   Block(const Block &) = delete;
-  Block &operator=(const Block &) = delete;
   ~Block();
 };
 using BlockRef = std::shared_ptr<Block>;
@@ -100,7 +98,6 @@ class BlockTable {
  private:
   using PersistentKey = std::tuple<int32_t, int32_t, std::string, uint64_t>;
 
-  using Lock = std::unique_lock<std::mutex>;
   phx_status reuse(Block &block, size_t size, const char *operation, void **out);
   phx_status make(const AllocatorRef &allocator, const phx_device &device, size_t size, const char *operation,
                   BlockRef *out);

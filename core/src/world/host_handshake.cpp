@@ -2,7 +2,6 @@
 
 #include <poll.h>
 #include <sys/epoll.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -10,7 +9,6 @@
 
 #include "base/deadline.h"
 #include "base/hash.h"
-#include "store/tcp_socket.h"
 
 namespace phx {
 namespace {

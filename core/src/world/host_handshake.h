@@ -15,12 +15,8 @@
 #include <cstdint>
 #include <string>
 
-#include "base/error.h"
-#include "base/fd.h"
-#include "base/fork.h"
 #include "store/sha256.h"
 #include "world/host_address.h"
-#include "world/identity.h"
 #include "world/link.h"
 
 namespace phx {

@@ -1,7 +1,6 @@
 #include "world/link.h"
 
 #include <poll.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -11,7 +10,6 @@
 #include <cstddef>
 #include <cstring>
 
-#include "base/error.h"
 #include "base/wait.h"
 #include "world/host_address.h"
 

@@ -101,9 +101,12 @@ struct Link final : private ForkHook {
   bool process_has_ended() const { return !remote && phx::process_has_ended(pid); }
   // "running" and so on; "on host NAME" for a remote peer.
   const char *process_state_text() const { return remote ? where_.c_str() : process_state(pid); }
-  // How the peer is told of once the link is dead: a process of this host has died, and of another host the connection
-  // was lost.
-  const char *fate() const { return remote && !ending.empty() ? ending.c_str() : "died"; }
+  // How the peer is told of once the link has ended: it left, or a process of this host has died, or the connection to
+  // another host was lost.
+  const char *fate() const {
+    if (state.load() == LinkState::kLeft) return "has left: its world was finalized";
+    return remote && !ending.empty() ? ending.c_str() : "died";
+  }
   void close();  // ends a send that is waiting, then closes both descriptors
 
  private:

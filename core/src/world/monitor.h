@@ -12,7 +12,6 @@
 #include <tuple>
 #include <vector>
 
-#include "base/error.h"
 #include "base/event_loop.h"
 #include "base/progress.h"
 #include "world/host_handshake.h"
@@ -54,7 +53,7 @@ class RecentIds {
 
 class Monitor : private EventLoop {
  public:
-  explicit Monitor(const PeerRecord &self);
+  explicit Monitor(const PeerRecord &self) : self_(self) {}
   ~Monitor() { stop(); }
 
   phx_status start();

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "base/error.h"
 #include "base/hash.h"
 #include "base/shared_memory.h"
 #include "base/ticks.h"
@@ -139,18 +138,9 @@ phx_status World::look_at_rank(int32_t rank) {
   }
   const LinkRef link = monitor_.find_link(record.uuid);
   if (!link || !link->gone()) return PHX_OK;
-  const char *const what = link->state.load() == LinkState::kLeft ? "has left: its world was finalized" : link->fate();
-  return fail_text(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, what)
+  return fail_text(PHX_ERR_PEER_DEAD, "world_check_peer", "rank %d (pid %d) %s", rank, record.pid, link->fate())
       .rank(record_.rank)
       .peer(rank);
-}
-
-// PHX_ERR_TIMEOUT, without a text: the last connection was accepted.
-phx_status World::raise_accept_error() const {
-  const int error = monitor_.accept_error();
-  if (error == 0) return PHX_ERR_TIMEOUT;
-  fail_errno(error, "group_create", "rank %d could not accept a connection", rank()).peer(rank());
-  return PHX_ERR_SYSTEM;
 }
 
 phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, const std::function<phx_status()> &look,
@@ -159,10 +149,13 @@ phx_status World::connect(const PeerRecord &peer, const Deadline &deadline, cons
   const bool asks = !dials && peer.address.family != 0 && on_another_host(record_, peer);
   for (int64_t ask_at_ns = now_ns() + kAskNs;;) {
     const Deadline until = Deadline::after_ms(std::min(kLookMs, deadline.left_ms()));
-    phx_status status = monitor_.await_link(peer.uuid, until, out);
+    const phx_status status = monitor_.await_link(peer.uuid, until, out);
     if (status == PHX_ERR_REVOKED) return raise_finalized();
-    if (status == PHX_ERR_TIMEOUT && !dials) status = raise_accept_error();
     if (status != PHX_ERR_TIMEOUT) return status;
+    if (const int error = monitor_.accept_error(); error != 0 && !dials) {
+      fail_errno(error, "group_create", "rank %d could not accept a connection", rank()).peer(rank());
+      return PHX_ERR_SYSTEM;
+    }
     PHX_TRY(look());
     if (deadline.passed()) return raise_late(peer, deadline);
     if (!asks || now_ns() < ask_at_ns) continue;

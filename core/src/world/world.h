@@ -10,25 +10,58 @@
 #include <vector>
 
 #include "base/cores.h"
-#include "base/error.h"
 #include "base/fork.h"
-#include "base/progress.h"
+#include "phalanx/carrier.h"
 #include "store/store.h"
 #include "world/allocator.h"
-#include "world/carrier.h"
-#include "world/identity.h"
 #include "world/monitor.h"
 
 namespace phx {
 
 inline constexpr int64_t kDefaultTimeoutMs = 300000;
-inline constexpr size_t kDefaultSlotBytes = size_t{256} << 10;  // a chunk of one stays in the second-level cache
-inline constexpr uint32_t kDefaultSignalChannels = 64;
-inline constexpr uint32_t kDefaultChannels = 4;
 inline constexpr uint32_t kMaxChannels = 64;
-inline constexpr uint32_t kDefaultRecorderEntries = 256;
 inline constexpr uint32_t kMaxRecorderEntries = 1 << 20;
 inline constexpr int32_t kMaxRanks = 4096;
+
+using Carrier = Registered<phx_carrier_ops, &phx_carrier_ops::release>;
+using CarrierRef = std::shared_ptr<Carrier>;
+
+// The carrier of a world: the functions that move bytes to other hosts, and the endpoint that room net/ opens with
+// them.
+class CarrierSlot {
+ public:
+  // Makes the carrier of a world for which none was set. NULL, with the thread's error: there is none.
+  using Maker = const phx_carrier_ops *(*)();
+  void make_on_demand(Maker maker) { maker_ = maker; }
+  // False: the endpoint is open already.
+  bool set(CarrierRef carrier) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (endpoint_) return false;
+    carrier_ = std::move(carrier);
+    return true;
+  }
+  // The endpoint, which `open` makes if there is none.
+  template <class Open>
+  phx_status endpoint(Open open, std::shared_ptr<ProgressSource> *out) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!endpoint_) {
+      if (!carrier_) {
+        const phx_carrier_ops *const ops = maker_();
+        if (ops == nullptr) return last_error().status;
+        carrier_ = std::make_shared<Carrier>(*ops, nullptr);
+      }
+      PHX_TRY(open(carrier_, &endpoint_));
+    }
+    *out = endpoint_;
+    return PHX_OK;
+  }
+
+ private:
+  Maker maker_ = nullptr;
+  std::mutex mutex_;  // also held while the endpoint is opened
+  CarrierRef carrier_;
+  std::shared_ptr<ProgressSource> endpoint_;
+};
 
 class World : public std::enable_shared_from_this<World> {
  public:
@@ -99,7 +132,6 @@ class World : public std::enable_shared_from_this<World> {
  private:
   // The error of resolve_timeout.
   phx_status refuse_to_wait(const char *operation, int64_t timeout_ms) const;
-  phx_status raise_accept_error() const;
   phx_status raise_late(const PeerRecord &peer, const Deadline &deadline) const;
   World(const PeerRecord &record, int32_t size) : record_(record), size_(size), monitor_(record) {}
 
@@ -108,10 +140,10 @@ class World : public std::enable_shared_from_this<World> {
   const uint32_t generation_ = process_generation();
   StoreRef store_;
   std::string job_;
-  size_t slot_bytes_ = kDefaultSlotBytes;
-  uint32_t signal_channels_ = kDefaultSignalChannels;
-  uint32_t channels_ = kDefaultChannels;
-  uint32_t recorder_entries_ = kDefaultRecorderEntries;
+  size_t slot_bytes_ = size_t{256} << 10;  // a chunk of one stays in the second-level cache
+  uint32_t signal_channels_ = 64;
+  uint32_t channels_ = 4;
+  uint32_t recorder_entries_ = 256;
   bool allows_fences_ = false;
   CpuQuota cpu_quota_;
   std::atomic<int64_t> timeout_ms_{kDefaultTimeoutMs};
@@ -136,15 +168,11 @@ class World : public std::enable_shared_from_this<World> {
   Monitor monitor_;                      // last: its thread ends before anything it uses
 };
 
+// PHX_ERR_UNSUPPORTED: this process is a forked child of the one that made the world.
+phx_status refuse_fork(const char *operation, const World &world);
+
 }  // namespace phx
 
 struct phx_world {
   std::shared_ptr<phx::World> ptr;
 };
-
-namespace phx {
-
-// PHX_ERR_UNSUPPORTED: this process is a forked child of the one that made the world.
-phx_status refuse_fork(const char *operation, const World &world);
-
-}  // namespace phx
