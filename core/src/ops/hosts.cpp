@@ -1,10 +1,6 @@
 #include "ops/hosts.h"
 
-#include <algorithm>
-#include <cstring>
 #include <numeric>
-
-#include "base/error.h"
 
 namespace phx {
 

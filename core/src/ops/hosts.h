@@ -5,13 +5,9 @@
 #pragma once
 
 #include <deque>
-#include <memory>
-#include <vector>
 
-#include "group/group.h"
 #include "net/net.h"
 #include "ops/blocks.h"
-#include "ops/operation.h"
 
 namespace phx {
 

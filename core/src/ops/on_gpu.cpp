@@ -1,14 +1,5 @@
-#include "ops/on_gpu.h"
-
-#include <algorithm>
-
-#include "base/error.h"
 #include "gpu/gpu_group.h"
-#include "gpu/workspace.h"
-#include "ops/engine.h"
 #include "ops/enqueue.h"
-#include "phalanx/cuda.h"
-#include "phalanx/tuning.h"
 #include "symm/table.h"
 
 namespace phx {

@@ -1,7 +1,6 @@
 // How transfers end: complete, in error, or with the group; and what the errors say.
 #include <cinttypes>
 #include <cstdio>
-#include <utility>
 
 #include "p2p/messenger.h"
 
@@ -88,7 +87,7 @@ void Messenger::withdraw(Transfer &transfer) {
 }
 
 // A transfer with that peer; NULL if there is none.
-Transfer *Messenger::any_with(int peer) const {
+Transfer *Messenger::any_with(int peer) {
   const Outbound &outbound = outbound_[peer];
   for (Transfer *transfer : {outbound.clears.front(), outbound.data.front(), outbound.queue.front(),
                              outbound.carried.front(), announced_.any(peer), filling_.any(peer)})

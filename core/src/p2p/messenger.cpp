@@ -1,8 +1,5 @@
 #include "p2p/messenger.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "base/failpoint.h"
 
 namespace phx {

@@ -5,18 +5,11 @@
 // and receive at the same time.
 #pragma once
 
-#include <atomic>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "group/group.h"
 #include "p2p/matching.h"
 #include "p2p/remote_ring.h"
-#include "p2p/ring.h"
-#include "p2p/transfer.h"
 
 namespace phx {
 
@@ -131,7 +124,7 @@ class Messenger final : public Attachment, public ProgressSource {
   bool has_left(int peer) const;
   bool is_cut_off(int peer) const;  // it has left, and nothing of it is on its way
   void withdraw(Transfer &transfer);
-  Transfer *any_with(int peer) const;
+  Transfer *any_with(int peer);
   void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: no single peer is the cause
   void abort_peer(int peer);
   void abort_all();

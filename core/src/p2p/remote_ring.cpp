@@ -1,7 +1,5 @@
 #include "p2p/remote_ring.h"
 
-#include <cstring>
-
 #include "kernels/copies.h"
 
 namespace phx {

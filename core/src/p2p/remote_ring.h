@@ -7,8 +7,6 @@
 
 #include <array>
 #include <deque>
-#include <memory>
-#include <vector>
 
 #include "net/net.h"
 #include "p2p/ring.h"

@@ -1,8 +1,5 @@
 #include "p2p/window.h"
 
-#include <cstring>
-#include <utility>
-
 #include "symm/table.h"
 
 namespace phx {

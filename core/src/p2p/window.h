@@ -13,14 +13,9 @@
 // none, because the rank that asked waits for it: else two ranks could each wait for the credit of the other one.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <vector>
 
-#include "group/group.h"
 #include "p2p/remote_ring.h"
 #include "symm/symm.h"
 
