@@ -23,8 +23,6 @@ class OnGpu {
     else
       status_ = gpu_of(group_).workspaces().open(call.name(), call.gpu().device.index, &workspace_);
   }
-  OnGpu(const OnGpu &) = delete;
-  OnGpu &operator=(const OnGpu &) = delete;
 
   void reach(const Buffers &buffers, const Volume &volume) {
     if (ok() && volume.in != 0 && !workspace_->reaches(buffers.in)) status_ = unreachable("in");

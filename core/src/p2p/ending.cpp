@@ -44,13 +44,6 @@ void Messenger::end_interrupted(Transfer &transfer) {
   abort_all();
 }
 
-bool Messenger::group_failed() const {
-  // The word of this rank is set, with those of all ranks, when the group fails. It is not set when a peer leaves.
-  return group_->interruption(self_).load(std::memory_order_acquire) != 0;
-}
-
-bool Messenger::has_left(int peer) const { return group_->interruption(peer).load(std::memory_order_acquire) != 0; }
-
 bool Messenger::interrupted(const Transfer &transfer) const {
   if (closed_ || group_failed()) return true;
   const int peer = transfer.from != PHX_ANY_RANK ? transfer.from : transfer.peer;

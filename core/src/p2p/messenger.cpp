@@ -11,8 +11,6 @@ constexpr int kMoves = 1000;   // the most looks that moved something before the
 
 }  // namespace
 
-size_t Messenger::area_bytes() const { return ring_offset(group_->size(), group_->size()); }
-
 void Messenger::begin_area_at(char *area, uint32_t first) {
   const int group_size = group_->size();
   reinterpret_cast<MessageArea *>(area)->doorbell.store(first, std::memory_order_relaxed);
@@ -218,10 +216,6 @@ phx_status Transfer::test() {
 }
 
 // ---- peers on other hosts
-
-bool Messenger::is_cut_off(int peer) const {
-  return has_left(peer) && (!is_remote(peer) || remote_[peer].parting.is_over());
-}
 
 void Messenger::begin_with(int peer) {
   for (int i = 0; i < size_; ++i)
