@@ -1,4 +1,4 @@
-// The collectives on memory of GPUs. On symmetric memory: chooses the kernel for a call and launches it.
+// The collectives on memory of GPUs: chooses the kernel for a call and launches it.
 #pragma once
 
 #include "gpu/launch.h"
