@@ -4,8 +4,7 @@
 #include <iterator>
 
 #include "api/entry.h"
-#include "ops/on_gpu.h"
-#include "ops/zero_copy.h"
+#include "ops/enqueue.h"
 
 using namespace phx;
 

@@ -2,9 +2,7 @@
 #include <numeric>
 
 #include "api/entry.h"
-#include "ops/call.h"
-#include "ops/on_gpu.h"
-#include "ops/zero_copy.h"
+#include "ops/enqueue.h"
 
 using namespace phx;
 

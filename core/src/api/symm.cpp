@@ -3,7 +3,7 @@
 
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
-#include "ops/zero_copy.h"
+#include "ops/call.h"
 #include "symm/table.h"
 
 using namespace phx;

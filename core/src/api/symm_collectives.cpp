@@ -3,7 +3,6 @@
 
 #include "api/entry.h"
 #include "gpu/gpu_group.h"
-#include "ops/call.h"
 #include "ops/enqueue.h"
 
 using namespace phx;

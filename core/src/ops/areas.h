@@ -2,7 +2,6 @@
 #pragma once
 
 #include "ops/blocks.h"
-#include "ops/operation.h"
 
 namespace phx {
 

@@ -1,11 +1,5 @@
 #include "ops/blocks.h"
 
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
-#include <iterator>
-
-#include "base/error.h"
 #include "group/group.h"
 
 namespace phx {

@@ -1,11 +1,6 @@
 // Where the ranks' blocks of an input or an output lie, and the counts of an all_to_all_v.
 #pragma once
 
-#include <algorithm>
-#include <cstddef>
-#include <memory>
-#include <vector>
-
 #include "ops/operation.h"
 
 namespace phx {

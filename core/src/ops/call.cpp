@@ -1,15 +1,9 @@
 #include "ops/call.h"
 
-#include <cstdint>
-#include <cstring>
 #include <limits>
 
 #include "base/abi.h"
-#include "base/error.h"
 #include "base/hash.h"
-#include "ops/blocks.h"
-#include "phalanx/cuda.h"
-#include "phalanx/tuning.h"
 
 namespace phx {
 
@@ -247,11 +241,6 @@ Call Call::one_of(const CoalescedCall &part) const {
   other.reduction_ = part.reduction;
   other.record_ = part.record;
   return other;
-}
-
-Call &Call::chose(int32_t algo) {
-  record_.algo = static_cast<uint8_t>(options_.algo | algo << 4);
-  return *this;
 }
 
 Call &Call::coalesces(const std::vector<CoalescedCall> &calls) {

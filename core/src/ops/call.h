@@ -1,13 +1,9 @@
 // A public call on a group, while its arguments are checked. Nothing is sent before all of them are.
 #pragma once
 
-#include <vector>
-
 #include "net/net.h"
 #include "ops/blocks.h"
-#include "ops/coalesced.h"
 #include "ops/engine.h"
-#include "ops/operation.h"
 #include "phalanx/cuda.h"
 #include "symm/symm.h"
 
@@ -90,7 +86,7 @@ class Call {
   // The record to compare with the other ranks' calls before a kernel runs; NULL: it has been compared.
   const CallRecord *uncompared() const { return compared_ ? nullptr : &record_; }
   // Adds the resolved algorithm to the record: calls of ranks that chose another one do not match.
-  Call &chose(int32_t algo);
+  void chose(int32_t algo) { record_.algo = static_cast<uint8_t>(options_.algo | algo << 4); }
   Call &coalesces(const std::vector<CoalescedCall> &calls);
   // Refuses the call, with the status of this thread's last error.
   phx_status refuse(phx_status status) { return set(status).status(); }
@@ -119,5 +115,28 @@ class Call {
   bool compared_ = false;
   phx_status status_ = PHX_OK;
 };
+
+// ---- zero_copy.cpp: collectives on ordinary buffers whose inputs happen to lie in symmetric memory, where peers read
+// them without a copy
+
+inline constexpr size_t kSmallestInput = size_t{4} << 10;
+// The symmetric memory in which an input lies, if collectives of the group should read it there. NULL: they copy it.
+std::shared_ptr<Symm> find_input(const Group &group, const void *in, size_t in_bytes);
+// Whether an input of `in_bytes` on another rank can perhaps be read where it lies. This is a hint: the read may still
+// turn out to be impossible.
+bool may_find_input(const Group &group, size_t in_bytes);
+
+// The operation to run instead of `staged`, or `staged` itself. `in_bytes`: the size of the input on a rank that has
+// one.
+//
+// Whether the inputs of the other ranks lie in the same allocation is known when all have arrived (see zero_copy.cpp).
+// If they do not, `staged` runs after all.
+OperationPtr with_zero_copy_of_large(const Call &call, const Plan &plan, size_t in_bytes, OperationPtr staged);
+inline OperationPtr with_zero_copy(const Call &call, const Plan &plan, size_t in_bytes, OperationPtr staged) {
+  return in_bytes < kSmallestInput ? std::move(staged)
+                                   : with_zero_copy_of_large(call, plan, in_bytes, std::move(staged));
+}
+// The same for a list of calls.
+OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls);
 
 }  // namespace phx

@@ -3,12 +3,9 @@
 // all_reduces that are not large and have the same dtype and op become one all_reduce of a buffer that holds them all.
 // Small calls of other kinds share one slot, and so one barrier. The rest are steps of their own. What a call becomes
 // depends on nothing but the list, which is the same on all ranks.
-#include "ops/coalesced.h"
-
-#include <algorithm>
-
 #include "base/error.h"
 #include "base/shared_memory.h"
+#include "ops/operation.h"
 
 namespace phx {
 namespace {

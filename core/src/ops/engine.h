@@ -3,15 +3,8 @@
 #pragma once
 
 #include <deque>
-#include <memory>
-#include <mutex>
-#include <vector>
 
-#include "base/error.h"
-#include "base/progress.h"
-#include "base/wait.h"
 #include "group/group.h"
-#include "group/work.h"
 #include "ops/operation.h"
 
 namespace phx {

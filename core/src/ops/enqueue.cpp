@@ -1,11 +1,6 @@
 #include "ops/enqueue.h"
 
-#include <algorithm>
-#include <string>
-
-#include "base/error.h"
 #include "gpu/gpu_group.h"
-#include "gpu/gpu_symm.h"
 #include "symm/table.h"
 
 namespace phx {

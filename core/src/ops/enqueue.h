@@ -1,7 +1,5 @@
-// The collectives on symmetric memory of GPUs: chooses the kernel for a call and launches it.
+// The collectives on memory of GPUs: chooses the kernel for a call and launches it.
 #pragma once
-
-#include <string>
 
 #include "gpu/launch.h"
 #include "ops/call.h"
@@ -34,5 +32,12 @@ struct MultimemWay {
 MultimemWay choose_multimem(Call &call, Symm &symm, size_t offset);
 // Refuses a call that requires the switches, for collectives that never use them.
 void refuse_multimem(Call &call);
+
+// ---- on_gpu.cpp: collectives on ordinary GPU memory, which put the copies and kernels of a call on its stream
+
+// Puts a checked call on its stream.
+phx_status put_on_gpu(Call &call, const Volume &volume, phx_work **work);
+// Puts the calls of a list on the stream one after the other.
+phx_status put_on_gpu(Call &all, const std::vector<CoalescedCall> &calls, phx_work **work);
 
 }  // namespace phx

@@ -6,9 +6,6 @@
 // and never only to gain the right to write it (see kernels/copy.cpp). The other halves pass through the slot of j
 // in the same way at the same time. As in reduce.cpp, there is one barrier more than chunks, and two areas alternate.
 #include "ops/areas.h"
-
-#include <algorithm>
-
 #include "ops/bypass.h"
 
 namespace phx {

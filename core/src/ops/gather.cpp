@@ -2,11 +2,9 @@
 //
 // For each chunk, a rank puts what the others need into its slot, arrives, and takes from the others' slots. There is
 // one barrier per chunk, and chunk k+1 is put while peers still read chunk k.
-#include <algorithm>
 
 #include "ops/areas.h"
 #include "ops/bypass.h"
-#include "ops/operation.h"
 
 namespace phx {
 namespace {

@@ -1,10 +1,6 @@
 #include "ops/hosts.h"
 
-#include <algorithm>
-#include <cstring>
 #include <numeric>
-
-#include "base/error.h"
 
 namespace phx {
 
@@ -17,8 +13,6 @@ Heads::Heads(const Plan &plan)
       transfers_(*plan.net) {
   if (leads()) memory_ = Scratch(net_, bytes_ * static_cast<size_t>(hosts_.count()));
 }
-
-char *Heads::data(int host) { return memory_.data() + bytes_ * static_cast<size_t>(host) + sizeof(Head); }
 
 void Heads::begin(const Operation &operation, const MessageName &name, const std::vector<size_t> &bytes) {
   if (begun_ || !leads()) return;
@@ -95,8 +89,7 @@ class WithHeads final : public Operation {
       all = traits_.reduces ? in_bytes_ * reduction_.addends(hosts_.of(rank)) : all + own_bytes(rank);
     }
     if (kind == Kind::kRefused) bytes_[hosts_.own()] = std::min(why_.size() + 1, head_room(hosts_));
-    size_t total = 0;
-    for (const size_t bytes : bytes_) total += bytes;
+    const size_t total = std::accumulate(bytes_.begin(), bytes_.end(), size_t{0});
     reach = rounds == 1 ? 0 : traits_.reduces ? in_bytes_ : std::max(in_bytes_, total);
   }
 

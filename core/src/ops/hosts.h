@@ -5,13 +5,9 @@
 #pragma once
 
 #include <deque>
-#include <memory>
-#include <vector>
 
-#include "group/group.h"
 #include "net/net.h"
 #include "ops/blocks.h"
-#include "ops/operation.h"
 
 namespace phx {
 
@@ -33,7 +29,7 @@ class Heads {
   bool leads() const { return hosts_.local_rank() == 0; }
   // Room for this host's data, at most head_room bytes; and that of another host, once `poll` has returned PHX_OK.
   char *own() { return data(hosts_.own()); }
-  char *data(int host);
+  char *data(int host) { return memory_.data() + bytes_ * static_cast<size_t>(host) + sizeof(Head); }
   // `bytes`: of data, for each host; none if the list is empty.
   void begin(const Operation &operation, const MessageName &name, const std::vector<size_t> &bytes);
   // PHX_OK once the calls of all hosts were compared. An error is that of this thread and has failed the group.

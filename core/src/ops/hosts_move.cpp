@@ -5,9 +5,7 @@
 // sends part i of it along rail i, and the ranks at the other ends pass the parts on. gather, scatter and all_to_all:
 // within a host as in a group of that host alone; between hosts a message for each pair, from and into the callers'
 // buffers.
-#include <algorithm>
 
-#include "base/error.h"
 #include "ops/hosts.h"
 
 namespace phx {

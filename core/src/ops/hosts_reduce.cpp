@@ -13,7 +13,6 @@
 //
 // Results do not depend on time: sums are added in the order of the ranks of a host, and then in that of the hosts; or
 // in the order of the ranks.
-#include <algorithm>
 
 #include "ops/hosts.h"
 

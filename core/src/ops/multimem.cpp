@@ -1,10 +1,7 @@
 #include "ops/enqueue.h"
 
-#include "base/error.h"
 #include "base/hash.h"
 #include "gpu/gpu_group.h"
-#include "gpu/gpu_symm.h"
-#include "phalanx/cuda.h"
 #include "symm/table.h"
 
 namespace phx {

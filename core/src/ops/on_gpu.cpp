@@ -1,14 +1,5 @@
-#include "ops/on_gpu.h"
-
-#include <algorithm>
-
-#include "base/error.h"
 #include "gpu/gpu_group.h"
-#include "gpu/workspace.h"
-#include "ops/engine.h"
 #include "ops/enqueue.h"
-#include "phalanx/cuda.h"
-#include "phalanx/tuning.h"
 #include "symm/table.h"
 
 namespace phx {
@@ -32,8 +23,6 @@ class OnGpu {
     else
       status_ = gpu_of(group_).workspaces().open(call.name(), call.gpu().device.index, &workspace_);
   }
-  OnGpu(const OnGpu &) = delete;
-  OnGpu &operator=(const OnGpu &) = delete;
 
   void reach(const Buffers &buffers, const Volume &volume) {
     if (ok() && volume.in != 0 && !workspace_->reaches(buffers.in)) status_ = unreachable("in");

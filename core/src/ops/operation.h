@@ -43,6 +43,21 @@ struct Reduction {
   int32_t dtype = 0, op = 0;
 };
 
+// In bytes: what this rank reads and writes in a call, and the largest input of any rank, which is the same on all.
+struct Volume {
+  size_t in = 0, out = 0, largest = 0;
+};
+
+// A checked call of a list. Its kind is one that phx_call allows.
+struct CoalescedCall {
+  Buffers buffers;
+  Reduction reduction;
+  CallRecord record;
+  Volume volume;
+  Kind kind() const { return kind_of(record); }
+  int root() const { return record.root; }
+};
+
 inline constexpr size_t kWholeSlot = SIZE_MAX >> 1;
 
 class Operation {
@@ -222,5 +237,11 @@ OperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, cons
 // `name`: the name of the call, for errors. `round`: the round in which the counts are exchanged.
 OperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
                                     const Buffers &buffers, uint32_t round);
+
+// ---- coalesced.cpp: several calls as one operation
+
+// Copies inputs of at most `limit` bytes into `copies`, because the caller may change them when the start returns.
+void keep_inputs(std::vector<CoalescedCall> *calls, size_t limit, std::vector<char> *copies);
+OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls);
 
 }  // namespace phx

@@ -11,7 +11,6 @@
 // kernels/copy.cpp), for which two areas of the slots alternate. There is one barrier per chunk and one more: the
 // arrival that says that the sums of chunk k are ready also says that chunk k+1 is in the slots. A chunk stays in the
 // second-level cache.
-#include <algorithm>
 
 #include "ops/areas.h"
 #include "ops/bypass.h"

@@ -1,12 +1,8 @@
 // all_to_all(_v), reduce_scatter(_v) and scatter on ordinary memory, in their plain form: a slot holds one segment for
 // each rank. Chunks move as in gather.cpp.
-#include <algorithm>
-#include <cstdint>
 
 #include "base/error.h"
 #include "ops/areas.h"
-#include "ops/blocks.h"
-#include "ops/operation.h"
 
 namespace phx {
 namespace {

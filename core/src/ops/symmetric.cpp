@@ -2,13 +2,10 @@
 //
 // There are two barriers and no copy: after the first every input is ready, and after the second no rank reads or
 // writes the blocks any more. Reductions in two steps (sums_by_parts) pass their results through the slots in between.
-#include <algorithm>
-#include <vector>
 
 #include "group/group.h"
 #include "ops/blocks.h"
 #include "ops/bypass.h"
-#include "ops/operation.h"
 #include "symm/symm.h"
 
 namespace phx {

@@ -11,11 +11,9 @@
 // because it has freed its part of that allocation, says so in a second arrival. All ranks wait for that arrival
 // anyway, because only then may the root change its input. A call of which any rank missed the input is done with the
 // rest.
-#include <algorithm>
-#include <cstring>
 
 #include "base/hash.h"
-#include "ops/zero_copy.h"
+#include "ops/call.h"
 #include "symm/table.h"
 
 namespace phx {

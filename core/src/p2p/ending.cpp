@@ -1,7 +1,6 @@
 // How transfers end: complete, in error, or with the group; and what the errors say.
 #include <cinttypes>
 #include <cstdio>
-#include <utility>
 
 #include "p2p/messenger.h"
 
@@ -45,13 +44,6 @@ void Messenger::end_interrupted(Transfer &transfer) {
   abort_all();
 }
 
-bool Messenger::group_failed() const {
-  // The word of this rank is set, with those of all ranks, when the group fails. It is not set when a peer leaves.
-  return group_->interruption(self_).load(std::memory_order_acquire) != 0;
-}
-
-bool Messenger::has_left(int peer) const { return group_->interruption(peer).load(std::memory_order_acquire) != 0; }
-
 bool Messenger::interrupted(const Transfer &transfer) const {
   if (closed_ || group_failed()) return true;
   const int peer = transfer.from != PHX_ANY_RANK ? transfer.from : transfer.peer;
@@ -88,7 +80,7 @@ void Messenger::withdraw(Transfer &transfer) {
 }
 
 // A transfer with that peer; NULL if there is none.
-Transfer *Messenger::any_with(int peer) const {
+Transfer *Messenger::any_with(int peer) {
   const Outbound &outbound = outbound_[peer];
   for (Transfer *transfer : {outbound.clears.front(), outbound.data.front(), outbound.queue.front(),
                              outbound.carried.front(), announced_.any(peer), filling_.any(peer)})

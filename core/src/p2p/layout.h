@@ -21,9 +21,6 @@
 // that a receive waits for is ever stuck behind others.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
 #include "base/wait.h"
 #include "group/control.h"
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <array>
-#include <memory>
 #include <vector>
 
 #include "p2p/transfer.h"
@@ -51,28 +50,65 @@ class Buckets {
 
 class Matcher {
  public:
-  ~Matcher();
+  ~Matcher() {
+    while (Arrival *arrival = oldest(PHX_ANY_RANK)) take(arrival);
+  }
   void open(int group_size) { posted_from_.assign(group_size, 0); }
 
-  void post(Transfer *receive);
-  void withdraw(Transfer *receive);
+  void post(Transfer *receive) {
+    receive->stage = Transfer::Stage::kPosted;
+    posted_.of(receive->head.tag).push_back(receive);
+    ++posted_from(receive->peer);
+  }
+  void withdraw(Transfer *receive) {
+    receive->stage = Transfer::Stage::kNone;
+    posted_.of(receive->head.tag).remove(receive);
+    --posted_from(receive->peer);
+  }
   // Removes and returns the oldest receive that matches a message; NULL if there is none.
-  Transfer *match(int source, uint32_t tag);
+  Transfer *match(int source, uint32_t tag) {
+    Transfer *const receive = posted_.find(tag, [&](const Transfer &posted) {
+      return posted.head.tag == tag && (posted.peer == source || posted.peer == PHX_ANY_RANK);
+    });
+    if (receive != nullptr) withdraw(receive);
+    return receive;
+  }
   // Any receive that waits, for group rank `peer` or PHX_ANY_RANK; NULL if there is none.
-  Transfer *any_posted(int peer) const;
+  Transfer *any_posted(int peer) {
+    if (posted_from(peer) == 0) return nullptr;
+    return posted_.find_any([&](const Transfer &receive) { return receive.peer == peer; });
+  }
   // Whether a posted receive could match a message of that rank.
   bool wanted(int source) const { return posted_from_any_ + posted_from_[source] > 0; }
 
-  void keep(std::unique_ptr<Arrival> arrival);
+  void keep(std::unique_ptr<Arrival> arrival) {
+    auto &list = arrivals_.of(arrival->head.tag);
+    list.push_back(arrival.release());
+  }
   // The oldest arrival that matches this receive, perhaps not complete yet; NULL if there is none.
-  Arrival *find(const Transfer &receive) const;
-  std::unique_ptr<Arrival> take(Arrival *arrival);
+  Arrival *find(const Transfer &receive) const {
+    const uint32_t tag = receive.head.tag;
+    return arrivals_.find(tag, [&](const Arrival &arrival) {
+      return arrival.head.tag == tag && (receive.peer == arrival.source || receive.peer == PHX_ANY_RANK);
+    });
+  }
+  std::unique_ptr<Arrival> take(Arrival *arrival) {
+    arrivals_.of(arrival->head.tag).remove(arrival);
+    return std::unique_ptr<Arrival>(arrival);
+  }
   // The arrival that stands for a send of this rank to itself; NULL if there is none.
-  Arrival *find_own(const Transfer &send) const;
+  Arrival *find_own(const Transfer &send) const {
+    return arrivals_.find(send.head.tag, [&](const Arrival &arrival) { return arrival.send == &send; });
+  }
   // The oldest arrival of a rank (PHX_ANY_RANK: of all); for error texts.
-  Arrival *oldest(int source) const;
+  Arrival *oldest(int source) const {
+    return arrivals_.find_any(
+        [&](const Arrival &arrival) { return source == PHX_ANY_RANK || arrival.source == source; });
+  }
 
  private:
+  int &posted_from(int peer) { return peer == PHX_ANY_RANK ? posted_from_any_ : posted_from_[peer]; }
+
   Buckets<Transfer> posted_;   // by tag, each list in the order of the calls
   Buckets<Arrival> arrivals_;  // by tag, each list in the order of arrival
   std::vector<int> posted_from_;

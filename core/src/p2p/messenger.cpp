@@ -1,8 +1,5 @@
 #include "p2p/messenger.h"
 
-#include <algorithm>
-#include <utility>
-
 #include "base/failpoint.h"
 
 namespace phx {
@@ -13,8 +10,6 @@ constexpr int kAskedOnly = 4;  // fruitless looks before the rings of all peers 
 constexpr int kMoves = 1000;   // the most looks that moved something before the clock is read
 
 }  // namespace
-
-size_t Messenger::area_bytes() const { return ring_offset(group_->size(), group_->size()); }
 
 void Messenger::begin_area_at(char *area, uint32_t first) {
   const int group_size = group_->size();
@@ -221,10 +216,6 @@ phx_status Transfer::test() {
 }
 
 // ---- peers on other hosts
-
-bool Messenger::is_cut_off(int peer) const {
-  return has_left(peer) && (!is_remote(peer) || remote_[peer].parting.is_over());
-}
 
 void Messenger::begin_with(int peer) {
   for (int i = 0; i < size_; ++i)

@@ -5,18 +5,11 @@
 // and receive at the same time.
 #pragma once
 
-#include <atomic>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "group/group.h"
 #include "p2p/matching.h"
 #include "p2p/remote_ring.h"
-#include "p2p/ring.h"
-#include "p2p/transfer.h"
 
 namespace phx {
 
@@ -27,7 +20,7 @@ class Messenger final : public Attachment, public ProgressSource {
   ~Messenger() override;
 
   // A ring takes memory only once something is sent through it.
-  size_t area_bytes() const override;
+  size_t area_bytes() const override { return ring_offset(group_->size(), group_->size()); }
   void begin_area_at(char *area, uint32_t first) override;
   void open(const std::vector<char *> &areas) override;
   void on_failed() override;
@@ -127,11 +120,14 @@ class Messenger final : public Attachment, public ProgressSource {
   // Fails the transfer, and the group, which leave() does. NULL: no transfer of this rank is at fault.
   void fail(Transfer *transfer, const ErrorInfo &error);
   bool interrupted(const Transfer &transfer) const;
-  bool group_failed() const;
-  bool has_left(int peer) const;
-  bool is_cut_off(int peer) const;  // it has left, and nothing of it is on its way
+  // The word of this rank is set, with those of all ranks, when the group fails. It is not set when a peer leaves.
+  bool group_failed() const { return has_left(self_); }
+  bool has_left(int peer) const { return group_->interruption(peer).load(std::memory_order_acquire) != 0; }
+  bool is_cut_off(int peer) const {  // it has left, and nothing of it is on its way
+    return has_left(peer) && (!is_remote(peer) || remote_[peer].parting.is_over());
+  }
   void withdraw(Transfer &transfer);
-  Transfer *any_with(int peer) const;
+  Transfer *any_with(int peer);
   void abort(Transfer &transfer, int peer);  // PHX_ANY_RANK: no single peer is the cause
   void abort_peer(int peer);
   void abort_all();

@@ -1,7 +1,5 @@
 #include "p2p/remote_ring.h"
 
-#include <cstring>
-
 #include "kernels/copies.h"
 
 namespace phx {
@@ -48,29 +46,6 @@ void RemoteRing::write(const Record &record) {
   has_room();  // most have left by now
 }
 
-RingResult RemoteRing::put(const Record &record, size_t *taken) {
-  if (!has_room()) return RingResult::kNothing;
-  write(record);
-  *taken = record.bytes;
-  return RingResult::kOk;
-}
-
-RingResult RemoteRing::charge(uint32_t cost) {
-  if (charged_ - known_returned_ + cost > credit_) return RingResult::kNothing;
-  charged_ += cost;
-  return RingResult::kOk;
-}
-
-bool RemoteRing::charge_peer(uint32_t cost) {
-  peer_charged_ += cost;
-  return peer_charged_ - returned_ <= credit_;
-}
-
-void RemoteRing::give_back(uint32_t cost) {
-  returned_ += cost;
-  tell_credit();
-}
-
 void RemoteRing::tell_credit() {
   if (returned_ - told_ < credit_ / 4 || !has_room()) return;
   told_ = returned_;
@@ -100,11 +75,6 @@ RingResult RemoteRing::peek(Record *out) {
     known_returned_ = now;
   }
   return RingResult::kNothing;
-}
-
-void RemoteRing::release() {
-  post(taken_ + kPosted);
-  ++taken_;
 }
 
 }  // namespace phx

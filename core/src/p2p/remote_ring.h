@@ -7,8 +7,6 @@
 
 #include <array>
 #include <deque>
-#include <memory>
-#include <vector>
 
 #include "net/net.h"
 #include "p2p/ring.h"
@@ -21,20 +19,36 @@ class RemoteRing {
 
   // `channel`: one of those of MessageName, for this ring alone.
   RemoteRing(Net &net, int peer, uint32_t channel);
-  RemoteRing(const RemoteRing &) = delete;
-  RemoteRing &operator=(const RemoteRing &) = delete;
   bool sends() const { return !out_.empty(); }  // whether records are on their way out of this process
   // Lets what was sent go.
   void flush(const Deadline &deadline);
 
   // As of RingWriter. record.bytes is at most kEagerBytes.
-  RingResult put(const Record &record, size_t *taken);
-  RingResult charge(uint32_t cost);
+  RingResult put(const Record &record, size_t *taken) {
+    if (!has_room()) return RingResult::kNothing;
+    write(record);
+    *taken = record.bytes;
+    return RingResult::kOk;
+  }
+  RingResult charge(uint32_t cost) {
+    if (charged_ - known_returned_ + cost > credit_) return RingResult::kNothing;
+    charged_ += cost;
+    return RingResult::kOk;
+  }
   // As of RingReader. A record with credit is not seen.
   RingResult peek(Record *out);
-  void release();
-  bool charge_peer(uint32_t cost);
-  void give_back(uint32_t cost);
+  void release() {
+    post(taken_ + kPosted);
+    ++taken_;
+  }
+  bool charge_peer(uint32_t cost) {
+    peer_charged_ += cost;
+    return peer_charged_ - returned_ <= credit_;
+  }
+  void give_back(uint32_t cost) {
+    returned_ += cost;
+    tell_credit();
+  }
 
   // Takes in what has come. An error is the thread's: the connection is lost.
   phx_status advance(bool *moved);

@@ -23,14 +23,6 @@ void show(SharedWord &word, uint32_t value, bool fenced_by_sleepers) {
 
 }  // namespace
 
-void RingEnd::open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first) {
-  fenced_ = fenced_by_sleepers;
-  header_ = reinterpret_cast<RingHeader *>(ring);
-  data_ = ring + sizeof(RingHeader);
-  lines_ = static_cast<uint32_t>(bytes / kLine);
-  next_ = charged_ = returned_ = first;
-}
-
 RingResult RingWriter::put(const Record &record, size_t *taken) {
   const size_t bytes = std::min(record.bytes, most_bytes(next_));
   const uint32_t lines = lines_of(bytes);
@@ -84,16 +76,6 @@ void RingReader::release(const Record &record) {
   next_ += lines_of(record.bytes);
   // Pairs with the load in RingWriter::put: the sender may write there from now on.
   show(header_->taken, next_, fenced_);
-}
-
-bool RingReader::charge(uint32_t cost, size_t credit) {
-  charged_ += cost;
-  return charged_ - returned_ <= credit;
-}
-
-void RingReader::give_back(uint32_t cost) {
-  returned_ += cost;
-  header_->returned.store(returned_, std::memory_order_relaxed);  // pairs with the load in RingWriter::charge
 }
 
 }  // namespace phx

@@ -44,7 +44,13 @@ class RingEnd {
  public:
   // fenced_by_sleepers: see store_and_wake. `first`: where the counts of lines and of credit begin
   // (Group::first_count).
-  void open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first = 0);
+  void open(char *ring, size_t bytes, bool fenced_by_sleepers, uint32_t first = 0) {
+    fenced_ = fenced_by_sleepers;
+    header_ = reinterpret_cast<RingHeader *>(ring);
+    data_ = ring + sizeof(RingHeader);
+    lines_ = static_cast<uint32_t>(bytes / kLine);
+    next_ = charged_ = returned_ = first;
+  }
 
  protected:
   RecordHeader *at(uint32_t line) const {
@@ -87,8 +93,14 @@ class RingReader : public RingEnd {
   RingResult peek(Record *out) const;
   void release(const Record &record);
   // Notes that the peer has used credit. False if it used more than it had.
-  bool charge(uint32_t cost, size_t credit);
-  void give_back(uint32_t cost);
+  bool charge(uint32_t cost, size_t credit) {
+    charged_ += cost;
+    return charged_ - returned_ <= credit;
+  }
+  void give_back(uint32_t cost) {
+    returned_ += cost;
+    header_->returned.store(returned_, std::memory_order_relaxed);  // pairs with the load in RingWriter::charge
+  }
 };
 
 }  // namespace phx

@@ -1,7 +1,4 @@
 // Moves data from sends into rings, and from rings into buffers of receives or onto the heap, as layout.h describes.
-#include <algorithm>
-#include <cstdint>
-#include <cstring>
 #include <limits>
 #include <new>
 

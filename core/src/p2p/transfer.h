@@ -1,12 +1,9 @@
 // One send or one receive, from the call to its completion.
 #pragma once
 
-#include <memory>
-
 #include "group/work.h"
 #include "net/net.h"
 #include "p2p/layout.h"
-#include "phalanx/phalanx.h"
 
 namespace phx {
 

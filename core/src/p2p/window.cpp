@@ -1,17 +1,9 @@
 #include "p2p/window.h"
 
-#include <cstring>
-#include <utility>
-
 #include "symm/table.h"
 
 namespace phx {
 namespace {
-
-// What a rank tells the others of its memory.
-struct WindowParcel {
-  uint64_t number, offset, bytes;
-};
 
 constexpr const char *kCreate = "window_create", *kPut = "window_put", *kGet = "window_get", *kFlush = "window_flush",
                      *kWait = "window_wait_signal";
@@ -30,8 +22,6 @@ ErrorInfo broken() {
 
 // ---- what a rank does with its own windows and those of others
 
-Window::~Window() { windows_.remove(*this); }
-
 phx_status Window::check(const char *operation, int group_rank, size_t offset, size_t bytes) const {
   if (group_rank < 0 || group_rank >= group_.size())
     return fail(PHX_ERR_INVALID, operation, "group_rank is %d, but the group has %d ranks, numbered from 0", group_rank,
@@ -42,10 +32,6 @@ phx_status Window::check(const char *operation, int group_rank, size_t offset, s
                 "%zu bytes at offset %zu end beyond the window of rank %d, which has %llu bytes", bytes, offset,
                 group_.rank_of(group_rank), static_cast<unsigned long long>(size));
   return PHX_OK;
-}
-
-char *Window::memory(int group_rank) const {
-  return is_here(group_rank) ? symm_->buffer(position(group_rank)) + parts_[group_rank].offset : nullptr;
 }
 
 phx_status Window::put(int group_rank, size_t offset, const void *data, size_t bytes, bool signal, int64_t timeout_ms) {
@@ -98,16 +84,16 @@ phx_status Windows::create(const BlockRef &block, size_t offset, size_t bytes, i
   PHX_TRY(group_.take_turn(kCreate, turn_, deadline, "group with a new window. Let one thread make them", true, &turn));
   std::unique_ptr<Window> window(new Window(*this, group_, next_++));
   window->parts_.resize(group_.size());
-  window->parts_[group_.group_rank()] = {offset, bytes};
+  const Window::Part mine{window->number_, offset, bytes};
+  window->parts_[group_.group_rank()] = mine;
   window->block_ = block;
   add(window.get());  // before the others know of it
 
-  std::vector<WindowParcel> all;
-  const WindowParcel mine{window->number_, offset, bytes};
+  std::vector<Window::Part> all;
   PHX_TRY(group_.exchange_all(kCreate, mine, deadline, &all));
   for (int i = 0; i < group_.size(); ++i) {
     if (all[i].number != window->number_) return group_.raise_malformed(kCreate, i);
-    window->parts_[i] = {all[i].offset, all[i].bytes};
+    window->parts_[i] = all[i];
   }
   PHX_TRY(meet(deadline));
   Group &sharing = local_ ? *local_ : group_;
@@ -121,8 +107,6 @@ phx_status Windows::create(const BlockRef &block, size_t offset, size_t bytes, i
 }
 
 // ---- between hosts
-
-Windows::~Windows() { attend(false); }
 
 Windows::Get::~Get() {
   const Lock lock(windows.mutex_);
@@ -146,12 +130,6 @@ void Windows::add(Window *window) {
   for (int i = 0; i < group_.size(); ++i)
     if (is_remote(i)) remote_[i].ring = std::make_unique<RemoteRing>(net_of(group_), i, MessageName::kWindows);
   attend(true);
-}
-
-// What is coming into its memory now goes on, and keeps the block.
-void Windows::remove(const Window &window) {
-  const Lock lock(mutex_);
-  windows_.erase(window.number_);
 }
 
 void Windows::on_failed() {
@@ -253,11 +231,6 @@ RingResult Windows::serve_record(int peer, const Record &record) {
     case RecordKind::kReply: return take_reply(peer, record);
     default: return RingResult::kBroken;
   }
-}
-
-Window *Windows::find(uint32_t number) const {
-  const auto found = windows_.find(number);
-  return found == windows_.end() ? nullptr : found->second;
 }
 
 void Windows::count(int peer, uint32_t number) {

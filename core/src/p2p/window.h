@@ -13,14 +13,9 @@
 // none, because the rank that asked waits for it: else two ranks could each wait for the credit of the other one.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <map>
-#include <memory>
-#include <mutex>
-#include <vector>
 
-#include "group/group.h"
 #include "p2p/remote_ring.h"
 #include "symm/symm.h"
 
@@ -40,7 +35,7 @@ class Windows final : public Attachment, public ProgressSource {
  public:
   static constexpr AttachmentKind kKind = AttachmentKind::kWindows;
   explicit Windows(Group &group) : group_(group) {}
-  ~Windows() override;
+  ~Windows() override { attend(false); }
 
   // Collective. The window is a part of the block.
   phx_status create(const BlockRef &block, size_t offset, size_t bytes, int64_t timeout_ms,
@@ -51,7 +46,11 @@ class Windows final : public Attachment, public ProgressSource {
   phx_status get(const Window &window, int peer, size_t offset, void *data, size_t bytes, int64_t timeout_ms);
   phx_status flush(int64_t timeout_ms);
   phx_status wait_signal(Window &window, int peer, int64_t timeout_ms);
-  void remove(const Window &window);
+  // What is coming into its memory now goes on, and keeps the block.
+  void remove(uint32_t number) {
+    const Lock lock(mutex_);
+    windows_.erase(number);
+  }
 
   std::vector<ProgressSource *> progress_sources() override { return {this}; }
   bool advance_pending() override;
@@ -66,8 +65,6 @@ class Windows final : public Attachment, public ProgressSource {
     Get(Windows &of, int rank, void *data, size_t size)
         : windows(of), peer(rank), out(static_cast<char *>(data)), bytes(size), rest(net_of(of.group_)) {}
     ~Get();
-    Get(const Get &) = delete;
-    Get &operator=(const Get &) = delete;
     Windows &windows;
     const int peer;
     char *const out;
@@ -109,8 +106,11 @@ class Windows final : public Attachment, public ProgressSource {
   RingResult serve_get(int peer, const Record &record);
   RingResult take_reply(int peer, const Record &record);
   void count(int peer, uint32_t number);
-  Window *find(uint32_t number) const;  // NULL: it is gone
-  void attend(bool want);               // whether the thread of the world serves, too
+  Window *find(uint32_t number) const {  // NULL: it is gone
+    const auto found = windows_.find(number);
+    return found == windows_.end() ? nullptr : found->second;
+  }
+  void attend(bool want);  // whether the thread of the world serves, too
   // Writes a request, if there is credit and room for it. *charged: whether it has its credit already.
   bool ask(int peer, const Record &record, bool *charged);
   bool ask(Get &get, uint32_t window, size_t offset);
@@ -141,10 +141,12 @@ inline Windows &windows_of(const Group &group) { return group.attached<Windows>(
 
 class Window {
  public:
-  ~Window();
+  ~Window() { windows_.remove(number_); }
   phx_status check(const char *operation, int group_rank, size_t offset, size_t bytes) const;
   // The memory of a rank of this host, as it is mapped here; NULL for a rank of another host.
-  char *memory(int group_rank) const;
+  char *memory(int group_rank) const {
+    return is_here(group_rank) ? symm_->buffer(position(group_rank)) + parts_[group_rank].offset : nullptr;
+  }
   phx_status put(int group_rank, size_t offset, const void *data, size_t bytes, bool signal, int64_t timeout_ms);
   phx_status get(int group_rank, size_t offset, void *data, size_t bytes, int64_t timeout_ms);
   phx_status wait_signal(int group_rank, int64_t timeout_ms);
@@ -152,7 +154,8 @@ class Window {
 
  private:
   friend class Windows;
-  struct Part {
+  struct Part {  // what a rank tells the others of its memory
+    uint64_t number;
     uint64_t offset;  // of the window in its block
     uint64_t bytes;
   };
