@@ -14,6 +14,7 @@
 #include <new>
 #include <set>
 
+#include "base/entropy.h"
 #include "base/environment.h"
 #include "base/hash.h"
 #include "base/sanitizers.h"

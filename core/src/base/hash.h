@@ -1,10 +1,8 @@
-// Hashes for keys and for records that ranks compare, which are the same on every machine; and random bytes.
+// Hashes for keys and for records that ranks compare. The results are the same on every machine.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-
-#include "phalanx/phalanx.h"
 
 namespace phx {
 
@@ -24,9 +22,5 @@ uint64_t hash_words(const uint64_t (&words)[kWords]) {
   }
   return hash;
 }
-
-// Fills `data` with at most 256 unpredictable bytes. Fails, with the error of getrandom(2), if neither that nor
-// /dev/urandom gives any.
-phx_status fill_random(const char *operation, void *data, size_t size);
 
 }  // namespace phx

@@ -1,7 +1,7 @@
 // Encoding and decoding of what TCP stores send: see the header. Decoders check everything that they read.
 #include "store/tcp_protocol.h"
 
-#include "base/hash.h"
+#include "base/entropy.h"
 
 namespace phx::store {
 

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "base/deadline.h"
-#include "base/hash.h"
+#include "base/entropy.h"
 
 namespace phx {
 namespace {

@@ -12,6 +12,7 @@
 #include <mutex>
 #include <system_error>
 
+#include "base/entropy.h"
 #include "base/error.h"
 #include "base/fd.h"
 #include "base/fork.h"

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/entropy.h"
 #include "base/hash.h"
 #include "base/shared_memory.h"
 #include "base/ticks.h"

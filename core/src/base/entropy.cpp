@@ -1,4 +1,4 @@
-#include "base/hash.h"
+#include "base/entropy.h"
 
 #include <fcntl.h>
 #include <unistd.h>
