@@ -8,6 +8,8 @@ extern char **environ;
 namespace phx {
 namespace {
 
+constexpr std::string_view kPrefix = "PHALANX_";
+
 bool begins_with(std::string_view text, std::string_view begin) { return text.substr(0, begin.size()) == begin; }
 
 // How many letters to insert, remove or replace to make `b` of `a`.
@@ -56,9 +58,10 @@ std::string unknown_variables() {
   for (char **entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
     const std::string_view whole(*entry);
     const std::string_view name = whole.substr(0, whole.find('='));
-    if (!begins_with(name, "PHALANX_") || variable(name) < kVariableCount) continue;
+    if (!begins_with(name, kPrefix) || variable(name) < kVariableCount) continue;
     // Kubernetes sets these in every pod for a service that is called phalanx.
-    if (begins_with(name, "PHALANX_SERVICE_") || begins_with(name, "PHALANX_PORT")) continue;
+    const std::string_view rest = name.substr(kPrefix.size());
+    if (begins_with(rest, "SERVICE_") || begins_with(rest, "PORT")) continue;
     all += (all.empty() ? "" : ", ") + std::string(name) + closest_to(name);
   }
   return all;

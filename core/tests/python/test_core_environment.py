@@ -51,7 +51,7 @@ def test_a_program_without_logging_sees_warnings_on_stderr():
 
 def test_the_log_goes_to_the_logging_of_the_program():
     program = "import logging\nlogging.basicConfig(format='%(name)s %(levelname)s %(filename)s %(message)s')\n" + ALONE
-    assert "phalanx.core WARNING environment.cpp environment variables" in stderr_of(program, PHALANX_TUNNING="x")
+    assert "phalanx.core WARNING world.cpp environment variables" in stderr_of(program, PHALANX_TUNNING="x")
     silent = "import logging\nlogging.getLogger('phalanx').setLevel(logging.ERROR)\n" + ALONE
     assert stderr_of(silent, PHALANX_TUNNING="x") == ""
 
