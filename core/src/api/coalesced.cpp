@@ -74,11 +74,12 @@ phx_status check_overlaps(std::vector<Range> *ranges) {
 
 phx_status check_calls(phx_group *group, const phx_options *options, const phx_call *calls,
                        std::vector<CoalescedCall> *checked) {
+  if (calls == nullptr || checked->empty()) return PHX_OK;
   std::vector<Range> ranges;
   ranges.reserve(2 * checked->size());
   const char *at = reinterpret_cast<const char *>(calls);
   uint32_t stride = 0;
-  if (!checked->empty()) std::memcpy(&stride, at, sizeof stride);
+  std::memcpy(&stride, at, sizeof stride);
   for (size_t i = 0; i < checked->size(); ++i, at += stride) {
     phx_call request = PHX_CALL_INIT;
     PHX_TRY(read_in(reinterpret_cast<const phx_call *>(at), &request, kName));

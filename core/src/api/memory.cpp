@@ -202,7 +202,7 @@ phx_status phx_mem_import_fabric(phx_world *world, const phx_device *device, con
     void *base = nullptr;
     uint64_t cookie = 0;
     cuda::hand_over(std::move(memory), &base, &cookie);
-    PHX_TRY(w.blocks().adopt(std::move(allocator), *device, base, cookie, ticket.size));
+    PHX_TRY(w.blocks().adopt(allocator, *device, base, cookie, ticket.size));
     *out = base;
     return PHX_OK;
   });

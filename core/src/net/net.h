@@ -183,6 +183,7 @@ class Scratch {
  public:
   Scratch() = default;
   Scratch(Net &net, size_t bytes) {
+    // NOLINTNEXTLINE(clang-analyzer-cplusplus.NewDeleteLeaks): it goes back to `net`, and ends with it
     Net::Memory memory = net.take_memory(bytes);
     memory_ = {memory.bytes.release(), {&net, memory.size}};
   }

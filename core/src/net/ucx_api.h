@@ -16,11 +16,11 @@ namespace phx::ucx {
 using Status = int8_t;  // 0: success; 1: in progress; negative: an error
 constexpr Status kOk = 0, kInProgress = 1, kNoMemory = -4, kTruncated = -9, kCanceled = -16, kFirstError = -100;
 
-using Context = struct OpaqueContext *;
-using Config = struct OpaqueConfig *;
-using Worker = struct OpaqueWorker *;
-using Endpoint = struct OpaqueEndpoint *;
-using Address = struct OpaqueAddress *;
+using Context = struct UcpContext *;
+using Config = struct UcpConfig *;
+using Worker = struct UcpWorker *;
+using Endpoint = struct UcpEndpoint *;
+using Address = struct UcpAddress *;
 
 struct Parameters {
   static constexpr uint64_t kFeatures = 1 << 0, kName = 1 << 8;  // of `mask`
