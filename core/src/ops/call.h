@@ -55,7 +55,7 @@ class Call {
     if (traits.root != Root::kNone) this->root(root);
     return *this;
   }
-  // Of this call, which has been checked and has one count for all ranks.
+  // How much this call moves; it has been checked and has one count for all ranks.
   Volume volume(const Extent &extent) const;
   // Checks one count for each rank (NULL is an error), sets `total` to their sum, and adds the list to the record: it
   // must be the same on all ranks.

@@ -27,7 +27,7 @@ phx_status listen_at(const char *operation, HostAddress *address, Fd *out);
 
 store::Endpoint endpoint_of(const HostAddress &address);
 std::string text_of(const HostAddress &address);  // "10.0.0.1:4567"
-// That of this end of a socket (getsockname) or of the other (getpeername). Family 0: it is not of the internet.
+// The address of this end of a socket (getsockname) or of the other (getpeername). Family 0: it is not of the internet.
 HostAddress socket_address(int socket, int (*end)(int, sockaddr *, socklen_t *));
 bool is_loopback(const HostAddress &address);
 // The address at the other end of a TCP connection, for the log.
