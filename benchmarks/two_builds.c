@@ -5,7 +5,8 @@
  *
  * A line for each cell: collective, memory, bytes, the medians of both in microseconds, and the median of the ratios of
  * rounds that follow each other. BYTES are those of the larger of input and output. A round makes so many calls as take
- * about MICROSECONDS, and the two builds begin it in turns. */
+ * about MICROSECONDS, and the two builds begin it in turns. Before the first, each build makes kWarmCalls calls, in which
+ * it finds out which copies are the fastest. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sched.h>
@@ -20,7 +21,7 @@
 
 #include "phalanx/phalanx.h"
 
-enum { kF32 = 3, kSum = 1, kMostRounds = 1000, kMostCalls = 2000, kAlignment = 2 << 20 };
+enum { kF32 = 3, kSum = 1, kMostRounds = 1000, kMostCalls = 2000, kWarmCalls = 40, kAlignment = 2 << 20 };
 
 static const char *const kNames[] = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all",
                                      "broadcast",  "reduce",     "gather",         "scatter"};
@@ -162,7 +163,7 @@ int main(int argc, char **argv) {
           const size_t bytes = strtoull(argv[k], NULL, 10);
           double one = 0;
           for (int i = 0; i < 2; ++i) {
-            run(&builds[i], collective, symmetric, bytes, 3);
+            run(&builds[i], collective, symmetric, bytes, kWarmCalls);
             const double us = run(&builds[i], collective, symmetric, bytes, 5);
             if (us > one) one = us;
           }

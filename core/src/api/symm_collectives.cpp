@@ -21,7 +21,7 @@ char *own_at(const Symm &symm, size_t offset) {
 // us instead of 15, all_gather of 64 MiB takes 9.0 ms instead of 13. Only with PHX_ALGO_AUTO.
 bool goes_through_slots(const Call &call, const Plan &plan, size_t in_bytes) {
   if (call.options().algo != PHX_ALGO_AUTO) return false;
-  const size_t small = std::max<size_t>(plan.tuning.one_shot_bytes, kDemotedBytes);
+  const size_t small = std::max<size_t>(plan.tuning.one_shot_bytes, size_t{2} << 10);
   const bool crowded = plan.lane.ranks_share_cores(), gathers = call.kind() == Kind::kAllGather;
   if (crowded && gathers && in_bytes * call.group_size() >= 2 * plan.tuning.streaming_bytes) return true;
   const size_t times = !crowded ? 1 : call.kind() == Kind::kBroadcast ? 8 : gathers ? 2 : 1;
@@ -47,7 +47,7 @@ phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t
     const size_t in_bytes = in_parts * count * buffers.item;
     if (call.ok()) call.inside(s, offset, in_bytes);
     if (kKind == Kind::kAllGather && call.ok() && s.gathered().begins(out, offset, in_bytes))
-      return call.gives_at(1).issue(make_barrier(), work);  // where the inputs lie
+      return call.gives_at(1).issue(make_barrier(call.plan(work)), work);  // where the inputs lie
     const bool in_place = kKind == Kind::kAllReduce || kKind == Kind::kBroadcast;
     if (!call.overlap(in_parts * count, out_parts * count, 0, in_place).ok()) return call.status();
     if (gpu_symm_of(s) != nullptr) return enqueue(call, s, offset, nullptr, work);
@@ -55,7 +55,7 @@ phx_status issue(phx_symm *symm, size_t offset, void *out, size_t count, int32_t
     if (goes_through_slots(call, plan, in_bytes))
       return call.issue(make_operation(kKind, plan, buffers, call.reduction(), root), work);
     if constexpr (kKind == Kind::kBroadcast)
-      return call.issue(make_symm_broadcast(s.shared_from_this(), offset, buffers, root, plan.tuning), work);
+      return call.issue(make_symm_broadcast(s.shared_from_this(), offset, buffers, root, plan), work);
     else
       return call.issue(
           make_symm(kKind, s.shared_from_this(), offset, buffers, call.reduction(), root, plan, call.options().algo),
@@ -161,7 +161,8 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
     call.listed(&lists);
     if (gpu_symm_of(s) != nullptr) return enqueue(call, s, offset, nullptr, work);
     return call.issue(
-        make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset, call.buffers(), 0), work);
+        make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset, call.buffers(), 0, call.plan(work)),
+        work);
   });
 }
 }

@@ -8,12 +8,6 @@
 namespace phx {
 namespace {
 
-#ifdef PHX_UNCHECKED  // only to measure what the checks cost: benchmarks/detection_cost.py
-constexpr bool kChecked = false;
-#else
-constexpr bool kChecked = true;
-#endif
-
 constexpr size_t kLeastHeld = size_t{4} << 10;
 
 }  // namespace
@@ -44,9 +38,9 @@ void Lane::open(const std::vector<Member> &members, int self, const ControlHeade
   ranks_share_cores_ = ranks_share_cores;
   spins_ = ranks_share_cores ? spins_of_a_turn() : kFewSpins;
   epoch_ = first_count;
+  room_ = first_count + kSlots;
   for (const Member &member : members)
-    peers_.push_back(
-        {reinterpret_cast<LaneHeader *>(member.lane), member.interrupted, layout.slot_stride(), first_count});
+    peers_.push_back({reinterpret_cast<LaneHeader *>(member.lane), member.interrupted, layout.slot_stride()});
   history_ = History(peers_[self].history(), layout.recorder_entries);
   open_.store(true, std::memory_order_release);
 }
@@ -56,66 +50,37 @@ History Lane::history_of(int group_rank) const {
   return History(peers_[group_rank].history(), history_.count());
 }
 
-AwaitResult Lane::reserve(LazyDeadline &deadline) {
+AwaitResult Lane::reserve_slowly(LazyDeadline &deadline) {
   const uint32_t needed = static_cast<uint32_t>(epoch_ + 1 - kSlots);
+  uint32_t done = static_cast<uint32_t>(epoch_);  // by all others
   for (int i = 0; i < group_size(); ++i) {
-    Peer &peer = peers_[i];
-    if (i == self_ || reached(peer.known_done, needed)) continue;
+    if (i == self_) continue;
+    const Peer &peer = peers_[i];
     const WaitResult result =
         wait_reached(peer.control->done, needed, peer.control->sleepers, *peer.interrupted, deadline, core_of(i));
     if (result != WaitResult::kReached) return {result, i};
-    peer.known_done = peer.control->done.load(std::memory_order_acquire);
+    if (const uint32_t of_peer = done_of(i); reached(done, of_peer)) done = of_peer;
   }
+  room_ = done + kSlots;
   return {};
 }
 
 bool Lane::reserve_would_block() const {
+  if (has_room()) return false;
   const uint32_t needed = static_cast<uint32_t>(epoch_ + 1 - kSlots);
   for (int i = 0; i < group_size(); ++i)
-    if (i != self_ && !reached(peers_[i].known_done, needed) && !reached(done_of(i), needed))
-      return !peers_[i].is_interrupted();
+    if (i != self_ && !reached(done_of(i), needed)) return !peers_[i].is_interrupted();
   return false;
 }
 
-uint64_t Lane::publish(const CallRecord &record, uint64_t done, const InputLocation &place, uint64_t even) {
-  const uint64_t epoch = ++epoch_;
-  Peer &self = peers_[self_];
-  SlotHeader *header = self.header(epoch);
-  if (kChecked) header->record = record;
-  header->done = static_cast<uint32_t>(done);
-  header->place = place;
-  header->even = even;
-  note_core();
-  header->staged.store(static_cast<uint32_t>(place.leaves_slot_empty() ? epoch - 1 : epoch), std::memory_order_relaxed);
-  // Pairs with the acquire in await: a rank that sees the epoch also sees the slot's data and header.
-  store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
-  return epoch;
-}
-
-AwaitResult Lane::await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline) {
-  const uint32_t target = static_cast<uint32_t>(epoch);
-  const auto arrival = [&](int i) {
-    return wait_reached(peers_[i].header(epoch)->epoch, target, peers_[i].control->sleepers, *peers_[i].interrupted,
-                        deadline, core_of(i), spins_);
-  };
-  if (ranks_share_cores_) {
-    for (int i = 0; i < group_size(); ++i) {
-      if (!comes_first(i)) continue;
-      const WaitResult result = arrival(i);
-      if (result != WaitResult::kReached) return {result, first_late(epoch, i)};
-    }
-  }
-  bool staged = true;
+// Waits for the ranks that come first.
+AwaitResult Lane::await_this_core(uint64_t epoch, LazyDeadline &deadline) const {
   for (int i = 0; i < group_size(); ++i) {
-    if (i == self_) continue;
-    if (const WaitResult result = arrival(i); result != WaitResult::kReached) return {result, i};
-    Peer &peer = peers_[i];
-    const SlotHeader *header = peer.header(epoch);
-    if (kChecked && !(header->record == record)) return {WaitResult::kMismatch, i};
-    if (reached(header->done, peer.known_done)) peer.known_done = header->done;
-    if (!reached(header->staged.load(std::memory_order_acquire), target)) staged = false;
+    if (!comes_first(i)) continue;
+    const WaitResult result = arrival(i, peers_[i].header(epoch), static_cast<uint32_t>(epoch), deadline);
+    if (result != WaitResult::kReached) return {result, first_late(epoch, i)};
   }
-  return staged ? AwaitResult() : AwaitResult::not_staged();
+  return {};
 }
 
 void Lane::publish_staged(uint64_t epoch) {
@@ -142,13 +107,6 @@ bool Lane::staging_would_block(uint64_t epoch) const {
   return false;
 }
 
-void Lane::note_core() const {
-  if (!ranks_share_cores_) return;
-  const uint32_t core = current_core();
-  SharedWord &noted = peers_[self_].control->core;
-  if (noted.load(std::memory_order_relaxed) != core) noted.store(core, std::memory_order_relaxed);
-}
-
 int Lane::first_late(uint64_t epoch, int otherwise) const {
   for (int i = 0; i < group_size(); ++i)
     if (i != self_ && !arrived(epoch, i)) return i;
@@ -163,14 +121,6 @@ bool Lane::await_would_block(uint64_t epoch) const {
   for (int i = 0; i < group_size(); ++i)
     if (i != self_ && !arrived(epoch, i)) return !peers_[i].is_interrupted();
   return false;
-}
-
-void Lane::publish_done(uint64_t epoch) {
-  LaneHeader *control = peers_[self_].control;
-  control->done.store(static_cast<uint32_t>(epoch), std::memory_order_release);
-  // Relaxed on purpose: only a rank with kSlots collectives in flight waits for this, and it checks again within a
-  // slice.
-  if (control->sleepers.load(std::memory_order_relaxed) != 0) wake_all(control->done);
 }
 
 void Lane::wake_waiters() const {

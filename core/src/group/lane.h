@@ -11,6 +11,12 @@
 
 namespace phx {
 
+#ifdef PHX_UNCHECKED  // only to measure what the checks cost: benchmarks/detection_cost.py
+inline constexpr bool kChecked = false;
+#else
+inline constexpr bool kChecked = true;
+#endif
+
 // The result of a wait for all ranks. Packed into one word, which is returned in a register. GCC would write three
 // members of a struct to memory one by one and read them back at once, for which the processor has to wait.
 class AwaitResult {
@@ -54,13 +60,43 @@ class Lane {
   char *data(int group_rank, uint64_t epoch) const { return peers_[group_rank].slot(epoch) + sizeof(SlotHeader); }
 
   // Waits until the slot of the next epoch may be filled.
-  AwaitResult reserve(LazyDeadline &deadline);
+  AwaitResult reserve(LazyDeadline &deadline) { return has_room() ? AwaitResult() : reserve_slowly(deadline); }
   bool reserve_would_block() const;
   // Makes the slot of the next epoch readable and returns the epoch. `done`: see SlotHeader. `place` says whether the
   // slot is empty. `even`: Operation::even.
-  uint64_t publish(const CallRecord &record, uint64_t done, const InputLocation &place, uint64_t even);
+  uint64_t publish(const CallRecord &record, uint64_t done, const InputLocation &place, uint64_t even) {
+    const uint64_t epoch = ++epoch_;
+    const Peer &self = peers_[self_];
+    SlotHeader *header = self.header(epoch);
+    if (kChecked) header->record = record;
+    header->done = static_cast<uint32_t>(done);
+    header->place = place;
+    header->even = even;
+    note_core();
+    header->staged.store(static_cast<uint32_t>(epoch - (place.leaves_slot_empty() ? 1 : 0)), std::memory_order_relaxed);
+    // Pairs with the acquire in await: a rank that sees the epoch also sees the slot's data and header.
+    store_and_wake(header->epoch, static_cast<uint32_t>(epoch), self.control->sleepers, fenced_by_sleepers_);
+    return epoch;
+  }
   // Waits until every rank has published `epoch`, and compares the records.
-  AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline);
+  AwaitResult await(uint64_t epoch, const CallRecord &record, LazyDeadline &deadline) {
+    if (ranks_share_cores_)
+      if (const AwaitResult first = await_this_core(epoch, deadline); !first) return first;
+    const uint32_t target = static_cast<uint32_t>(epoch);
+    uint32_t done = target;  // by all others
+    bool staged = true;
+    for (int i = 0; i < group_size(); ++i) {
+      if (i == self_) continue;
+      const SlotHeader *const header = peers_[i].header(epoch);
+      if (const WaitResult result = arrival(i, header, target, deadline); result != WaitResult::kReached)
+        return {result, i};
+      if (kChecked && !(header->record == record)) return {WaitResult::kMismatch, i};
+      if (reached(done, header->done)) done = header->done;
+      if (!reached(header->staged.load(std::memory_order_acquire), target)) staged = false;
+    }
+    if (reached(done + kSlots, room_)) room_ = done + kSlots;
+    return staged ? AwaitResult() : AwaitResult::not_staged();
+  }
   bool await_would_block(uint64_t epoch) const;
   bool arrived(uint64_t epoch, int group_rank) const;
   // The first late rank, for the text of an error; `otherwise` if all have arrived by now.
@@ -71,7 +107,13 @@ class Lane {
   AwaitResult await_staged(uint64_t epoch, LazyDeadline &deadline);
   bool staging_would_block(uint64_t epoch) const;
   // Tells peers that this rank has read everything up to `epoch`.
-  void publish_done(uint64_t epoch);
+  void publish_done(uint64_t epoch) {
+    LaneHeader *const control = peers_[self_].control;
+    control->done.store(static_cast<uint32_t>(epoch), std::memory_order_release);
+    // Relaxed on purpose: only a rank with kSlots collectives in flight waits for this, and it checks again within a
+    // slice.
+    if (control->sleepers.load(std::memory_order_relaxed) != 0) wake_all(control->done);
+  }
 
   // The record that a rank published for `epoch`; valid after its arrival.
   const CallRecord &record(int group_rank, uint64_t epoch) const { return peers_[group_rank].header(epoch)->record; }
@@ -81,7 +123,12 @@ class Lane {
   History &history() { return history_; }    // of this rank
   History history_of(int group_rank) const;  // empty before `open`
   void wake_waiters() const;                 // of this process and others, on any word of this lane
-  void note_core() const;                    // for ranks that wait for this one, if ranks share cores
+  void note_core() const {                   // for ranks that wait for this one, if ranks share cores
+    if (!ranks_share_cores_) return;
+    const uint32_t core = current_core();
+    SharedWord &noted = peers_[self_].control->core;
+    if (noted.load(std::memory_order_relaxed) != core) noted.store(core, std::memory_order_relaxed);
+  }
   const SharedWord *core_of(int group_rank) const { return &peers_[group_rank].control->core; }
   // Whether to wait for that rank before others: it was last on this core, and cannot arrive while this rank runs
   // there. When this rank gets the core back, the other ranks have usually arrived as well. Spinning for one of them
@@ -96,13 +143,22 @@ class Lane {
     LaneHeader *control = nullptr;
     const std::atomic<int32_t> *interrupted = nullptr;
     size_t stride = 0;
-    uint32_t known_done = 0;
     char *slots() const { return reinterpret_cast<char *>(control + 1); }
     char *slot(uint64_t epoch) const { return slots() + (epoch % kSlots) * stride; }
     SlotHeader *header(uint64_t epoch) const { return reinterpret_cast<SlotHeader *>(slot(epoch)); }
     char *history() const { return slots() + kSlots * stride; }
     bool is_interrupted() const { return interrupted->load(std::memory_order_acquire) != 0; }
   };
+
+  // Whether the slot of the next epoch may be filled, as far as this rank knows.
+  bool has_room() const { return reached(room_, static_cast<uint32_t>(epoch_ + 1)); }
+  AwaitResult reserve_slowly(LazyDeadline &deadline);
+  WaitResult arrival(int group_rank, const SlotHeader *header, uint32_t target, LazyDeadline &deadline) const {
+    const Peer &peer = peers_[group_rank];
+    return wait_reached(header->epoch, target, peer.control->sleepers, *peer.interrupted, deadline, core_of(group_rank),
+                        spins_);
+  }
+  AwaitResult await_this_core(uint64_t epoch, LazyDeadline &deadline) const;
 
   std::atomic<bool> open_{false};  // the monitor's thread may use this object before `open` has ended
   std::vector<Peer> peers_;
@@ -114,6 +170,7 @@ class Lane {
   int spins_ = kFewSpins;
   History history_;
   uint64_t epoch_ = 0;  // the last one published
+  uint32_t room_ = 0;   // the last one whose slot may be filled, as far as this rank knows
 };
 
 }  // namespace phx

@@ -7,6 +7,14 @@
 
 namespace phx::kernels {
 
+struct ContestRules {
+  uint32_t soon = 7;      // in the beginning and after a win, a try comes after so many copies
+  uint32_t early = 12;    // so many tries are the beginning
+  uint32_t skipped = 0;   // the first copies of a try, which do not count
+  uint32_t margin = 5;    // a candidate is faster if it takes less by 1 / 2^margin,
+  uint32_t hopeless = 0;  // and hopeless if one of its copies takes more by 1 / 2^hopeless
+};
+
 // How long a store takes depends on who has the line, and what is fastest on one machine is slow on the next one. It
 // changes on one machine, too: between cores that share no third-level cache some stores into a line that others have
 // read take three to eight times as long, and the processors of a virtual machine move between the caches of the host,
@@ -22,10 +30,7 @@ class Contest {
     bool is_timed;      // `took` wants to know
   };
 
-  // soon: see below. The first `skipped` copies of a try do not count. A candidate is faster if it takes less by
-  // 1 / 2^`margin`.
-  explicit constexpr Contest(uint32_t soon = kSoon, uint32_t skipped = 0, uint32_t margin = 4)
-      : soon_(soon), skipped_(skipped), margin_(margin), due_(soon) {}
+  explicit constexpr Contest(const ContestRules &rules = ContestRules()) : rules_(rules), due_(rules.soon), early_(rules.early) {}
 
   // The candidate that has won; `first` if none has.
   uint8_t winner(uint8_t first) const {
@@ -51,18 +56,19 @@ class Contest {
     const uint64_t usual = usual_.load(std::memory_order_relaxed);
     if (!turn.tries) return took_as_usual(usual, cost);
     const uint32_t tried = tried_.load(std::memory_order_relaxed) + 1;
-    const bool counts = tried > skipped_, hopeless = counts && cost > 2 * usual;
+    const bool counts = tried > rules_.skipped;
+    const bool hopeless = counts && cost > usual + (usual >> rules_.hopeless);
     const uint64_t sum = sum_.load(std::memory_order_relaxed) + (counts ? cost : 0);
     if (tried < kInARow && !hopeless) {
       tried_.store(tried, std::memory_order_relaxed);
       sum_.store(sum, std::memory_order_relaxed);
       return;
     }
-    const uint64_t mean = sum / (tried - skipped_);
-    const bool wins = mean < usual - (usual >> margin_), wins_again = wins && won_.load(std::memory_order_relaxed);
+    const uint64_t mean = sum / (tried - rules_.skipped);
+    const bool wins = mean < usual - (usual >> rules_.margin), wins_again = wins && won_.load(std::memory_order_relaxed);
     const uint32_t early = early_.load(std::memory_order_relaxed);
     won_.store(wins && !wins_again, std::memory_order_relaxed);
-    if (wins && !wins_again) return try_in(soon_, 2 * usual, early);
+    if (wins && !wins_again) return try_in(rules_.soon, 2 * usual, early);
     if (wins_again) {
       current_.store(turn.candidate, std::memory_order_relaxed);
       usual_.store(mean, std::memory_order_relaxed);
@@ -70,16 +76,14 @@ class Contest {
     // The next one in turn, which is not the one that makes the copies.
     const uint8_t current = wins_again ? turn.candidate : current_.load(std::memory_order_relaxed);
     rival_.store(after(turn.candidate, candidates, current), std::memory_order_relaxed);
-    const uint32_t pause = early > 1 ? soon_ : hopeless ? kTriedRarely : kTriedEvery;
+    const uint32_t pause = early > 1 ? rules_.soon : hopeless ? kTriedRarely : kTriedEvery;
     try_in(pause, 2 * (wins_again ? mean : usual), early > 0 ? early - 1 : 0);
   }
 
   // A try is kInARow copies long; less if one of them is hopeless. The others tell how many copies later the next one
-  // begins: usually, after a hopeless one, and in the beginning or after a win. The first kEarly tries come soon. Of
-  // the usual copies, one of kTimedEvery is timed. These are primes, so that calls which make a few copies of different
-  // kinds do not meet a try with always the same one.
-  static constexpr uint32_t kInARow = 4, kTriedEvery = 2039, kTriedRarely = 4093, kSoon = 7, kEarly = 4,
-                            kTimedEvery = 13;
+  // begins: usually, and after a hopeless one. Of the usual copies, one of kTimedEvery is timed. These are primes, so
+  // that calls which make a few copies of different kinds do not meet a try with always the same one.
+  static constexpr uint32_t kInARow = 4, kTriedEvery = 2039, kTriedRarely = 4093, kTimedEvery = 13;
 
  private:
   static constexpr uint64_t kNever = UINT64_MAX;
@@ -97,7 +101,7 @@ class Contest {
     const uint64_t weight = early_.load(std::memory_order_relaxed) != 0 ? 4 : 16;
     const uint64_t now = usual == 0 ? cost : (usual * (weight - 1) + std::min(cost, 4 * usual) + weight / 2) / weight;
     usual_.store(now, std::memory_order_relaxed);
-    if (now > alarm_.load(std::memory_order_relaxed)) try_in(1, kNever, kEarly);
+    if (now > alarm_.load(std::memory_order_relaxed)) try_in(1, kNever, rules_.early);
   }
   void try_in(uint32_t copies, uint64_t alarm, uint32_t early) {
     due_.store(number_.load(std::memory_order_relaxed) + copies, std::memory_order_relaxed);
@@ -107,12 +111,12 @@ class Contest {
     sum_.store(0, std::memory_order_relaxed);
   }
 
-  const uint32_t soon_, skipped_, margin_;
+  const ContestRules rules_;
   std::atomic<uint32_t> number_{0}, due_;  // due_: the number of the copy with which the next try begins
   std::atomic<uint8_t> current_{kNone};    // who makes the copies
   std::atomic<uint8_t> rival_{kNone};      // who makes or made the last try
   std::atomic<bool> won_{false};           // the rival, in its last try
-  std::atomic<uint32_t> early_{kEarly};    // tries that still come soon
+  std::atomic<uint32_t> early_;            // tries that still come soon
   std::atomic<uint32_t> tried_{0};         // copies of this try,
   std::atomic<uint64_t> sum_{0};           // and what they took
   std::atomic<uint64_t> usual_{0};         // the mean cost of the usual copies

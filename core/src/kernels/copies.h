@@ -61,6 +61,14 @@ inline void demote([[maybe_unused]] const void *at, [[maybe_unused]] size_t size
 #endif
 }
 
+// Asks for lines that this core is about to write, all at once. Its stores would ask for one after the other.
+inline void ask_for([[maybe_unused]] const void *at, [[maybe_unused]] size_t size) {
+#if defined(__x86_64__)
+  const char *line = static_cast<const char *>(at);
+  for (const char *const end = line + size; line < end; line += 64) asm volatile("prefetchw %0" : : "m"(*line));
+#endif
+}
+
 // Copies with whichever candidate is fastest for the use at the moment.
 void copy_for(CopyUse use, void *to, const void *from, size_t size);
 // Copies by this candidate; kPages, which serves exchanges: by the widest stores that bypass the cache.
@@ -68,14 +76,14 @@ void copy_around(Copy copy, void *to, const void *from, size_t size);
 // Copies `slot` to `out` and `next` to `slot`, whose lines this core owns from then on. next NULL: the slot keeps its
 // data. `around`: the candidate that stores to `out` around the caches; kMemcpy: none. The three must not overlap.
 void exchange(void *out, void *slot, const void *next, size_t size, Copy around);
+// The same in one pass over the slot, whatever is usual.
+void exchange_lines(void *out, void *slot, const void *next, size_t size);
 // For tests: the bytes that this thread has copied with the functions above.
 extern thread_local size_t copied_bytes;
 
 }  // namespace phx::kernels
 
 namespace phx {
-
-inline constexpr size_t kDemotedBytes = size_t{2} << 10;
 
 inline void copy_bytes(void *to, const void *from, size_t size) {
   if (size == 0 || to == from) return;  // memcpy with NULL is undefined even for nothing
@@ -86,11 +94,21 @@ inline void copy_bytes(void *to, const void *from, size_t size) {
 }
 
 // Copies into a slot that others are going to read. Few bytes are moved on to the cache that all cores share: the
-// others read them sooner from there, and this core need not ask for the lines back when it fills the slot again.
+// others read them sooner from there, and this core need not ask for the lines back when it fills the slot again. For
+// more bytes it asks for all lines before it writes to the first.
 inline void put_bytes(void *slot, const void *from, size_t size) {
   if (size >= kernels::kSmallCopyBytes) return kernels::copy_for(kernels::CopyUse::kPut, slot, from, size);
+  const bool few = size <= size_t{1} << 10;
+  if (!few) kernels::ask_for(slot, size);
   if (size != 0) std::memcpy(slot, from, size);
-  if (size <= kDemotedBytes) kernels::demote(slot, size);
+  if (few) kernels::demote(slot, size);
+}
+
+// The same where others leave something in the same lines, so that this core has most of them when it comes back.
+inline void put_to_swap(void *slot, const void *from, size_t size) {
+  if (size >= kernels::kSmallCopyBytes) return kernels::copy_for(kernels::CopyUse::kPut, slot, from, size);
+  if (size != 0) std::memcpy(slot, from, size);
+  if (size <= size_t{2} << 10) kernels::demote(slot, size);
 }
 
 // The same for a slot that this rank fills again and again, and others only read. The caches of the others hold its

@@ -315,6 +315,11 @@ void exchange(void *out, void *slot, const void *next, size_t size, Copy around)
   by_fastest(CopyUse::kExchange, size, [&](Copy copy) { exchange_with(copy, out, slot, next, size, false); });
 }
 
+void exchange_lines(void *out, void *slot, const void *next, size_t size) {
+  copied_bytes += next == nullptr ? size : 2 * size;
+  exchange_with(Copy::kPages, out, slot, next, size, false);
+}
+
 void exchange_with(Copy copy, void *out, void *slot, const void *next, size_t size, bool streaming) {
   if (size == 0) return;
   char *to = static_cast<char *>(out), *middle = static_cast<char *>(slot);

@@ -44,7 +44,7 @@ class ThroughAreas : public Operation {
 bool exchange_pays(const Plan &plan, size_t bytes);
 // all_to_all, also with unequal blocks, and all_gather of two ranks. `largest`: the elements of the largest block that
 // any rank sends, the same on all ranks.
-OperationPtr make_exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, Blocks out);
-OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, Blocks in, const Reduction &reduction);
+OperationPtr make_exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks &&in, Blocks &&out);
+OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, Blocks &&in, const Reduction &reduction);
 
 }  // namespace phx

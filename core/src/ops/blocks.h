@@ -61,9 +61,10 @@ class Blocks {
     each(rank, first, count,
          [&](const char *from, size_t done, size_t bytes) { deliver_bytes(to + done, from, bytes, around); });
   }
-  // The same into a slot (put_bytes).
-  void put_to(char *slot, int rank, size_t first, size_t count) const {
-    each(rank, first, count, [&](const char *from, size_t done, size_t bytes) { put_bytes(slot + done, from, bytes); });
+  // The same into a slot (put_bytes, or put_to_swap).
+  void put_to(char *slot, int rank, size_t first, size_t count, bool to_swap = false) const {
+    const auto put = to_swap ? &put_to_swap : &put_bytes;
+    each(rank, first, count, [&](const char *from, size_t done, size_t bytes) { put(slot + done, from, bytes); });
   }
   // Copies `count` elements to a rank's block, from its element `first` on.
   void fill(int rank, size_t first, size_t count, const char *from,

@@ -8,9 +8,10 @@ using kernels::CopyUse;
 
 constexpr size_t kOctaves = 4;
 
-// The first call of a try finds the caches as another candidate left them. Large calls are few: tries come sooner.
+// The first call of a try finds the caches as another candidate left them. Large calls are few and take long: the first
+// tries come sooner, and less is spent on them.
 struct CallContest : kernels::Contest {
-  constexpr CallContest() : Contest(3, 1) {}
+  constexpr CallContest() : Contest({/* soon */ 3, /* early */ 4, /* skipped */ 1, /* margin */ 4, /* hopeless */ 2}) {}
 };
 CallContest contests[kBypassUses][kOctaves];
 

@@ -31,9 +31,10 @@ class Call {
   const Reduction &reduction() const { return reduction_; }
   const CallRecord &record() const { return record_; }
   int root() const { return record_.root; }  // -1: the collective has none
-  Plan plan(phx_work **work) const {
+  Plan plan(phx_work **work) {
     Net *const net = __builtin_expect(group_->spans_hosts(), 0) ? &net_of(*group_) : nullptr;
-    return {group_->lane(options_.channel), group_->tuning(), work == nullptr, net, options_.channel};
+    return {group_->lane(options_.channel), group_->tuning(), work == nullptr, net, options_.channel,
+            work == nullptr ? &room_ : nullptr};
   }
 
   // in_parts and out_parts: how many times `count` elements each buffer holds; 0 where this rank has none.
@@ -114,6 +115,7 @@ class Call {
   CallRecord record_;
   bool compared_ = false;
   phx_status status_ = PHX_OK;
+  Plan::Room room_;
 };
 
 // ---- zero_copy.cpp: collectives on ordinary buffers whose inputs happen to lie in symmetric memory, where peers read

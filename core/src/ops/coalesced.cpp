@@ -190,7 +190,7 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
   std::vector<CoalescedCall> packed;
   size_t filled = 0;
   const auto flush = [&] {
-    if (!packed.empty()) steps.emplace_back(std::make_unique<Packed>(std::move(packed)));
+    if (!packed.empty()) steps.emplace_back(plan.make<Packed>(std::move(packed)));
     packed.clear();
     filled = 0;
   };
@@ -220,7 +220,7 @@ OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &
     else
       steps.emplace_back(plan, std::move(set.calls));
   if (steps.empty()) steps.emplace_back(make_operation(Kind::kBarrier, plan, {}, {}, -1));
-  return std::make_unique<Sequence>(std::move(steps));
+  return plan.make<Sequence>(std::move(steps));
 }
 
 }  // namespace phx

@@ -260,28 +260,33 @@ phx_status Engine::run(Operation &operation, int64_t timeout_ms) {
   Turn turn(mutex_, std::defer_lock);
   if (!take_turn(turn, until)) return raise_turn(name_of(operation), until, true);
   PHX_TRY(begin(operation));
-  const phx_status status = run_in_turn(operation, until);
+  phx_status status = pending_.empty() ? PHX_OK : make_room(until);
+  if (status == PHX_OK) status = publish(operation, until);
+  if (status == PHX_OK && !pending_.empty()) status = complete_pending(until);
+  if (status == PHX_OK) status = advance(operation, until, true);
   lane_->history().end(operation.sequence, status);
   return status;
 }
 
-phx_status Engine::run_in_turn(Operation &operation, LazyDeadline &until) {
-  phx_status status = PHX_OK;
+// Completes started operations until a new one may be published. Their own errors are theirs.
+phx_status Engine::make_room(LazyDeadline &until) {
   while (!pending_.empty() && !has_room()) {
-    status = complete_front(until, true);
-    if (status != PHX_OK && group_->failed()) return status;
+    phx_status status = complete_front(until, true);
     if (status == PHX_OK) status = publish_queued(until);
     if (status != PHX_OK && group_->failed()) return status;
   }
-  PHX_TRY(publish(operation, until));
-  while (!pending_.empty()) {
-    status = complete_front(until, true);
-    if (status != PHX_OK && group_->failed()) return status;
-  }
-  return advance(operation, until, true);
+  return PHX_OK;
 }
 
-phx_status Engine::start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out) {
+phx_status Engine::complete_pending(LazyDeadline &until) {
+  while (!pending_.empty()) {
+    const phx_status status = complete_front(until, true);
+    if (status != PHX_OK && group_->failed()) return status;
+  }
+  return PHX_OK;
+}
+
+phx_status Engine::start(OperationPtr operation, int64_t timeout_ms, WorkRef *out) {
   LazyDeadline none(1);
   auto work = std::make_shared<CollectiveWork>(this, std::move(operation));
   Operation &started = work->operation();
@@ -374,7 +379,7 @@ void Collectives::on_failed() {
 phx_status Collectives::refuse(uint32_t channel) {
   const KeptError error;
   WorkRef work;
-  OperationPtr refusal = std::make_unique<Refusal>(error.info().text);
+  OperationPtr refusal(new Refusal(error.info().text));
   if (group_.spans_hosts()) {
     const Plan plan{group_.lane(channel), group_.tuning(), false, &net_of(group_), channel};
     refusal = make_between_hosts(Kind::kRefused, plan, {}, {}, -1, error.info().text);

@@ -14,7 +14,7 @@ class Engine;
 // A started operation.
 class CollectiveWork final : public Work {
  public:
-  CollectiveWork(Engine *engine, std::unique_ptr<Operation> operation)
+  CollectiveWork(Engine *engine, OperationPtr operation)
       : engine_(engine), operation_(std::move(operation)) {}
   phx_status wait(int64_t timeout_ms) override;
   phx_status test() override;
@@ -22,7 +22,7 @@ class CollectiveWork final : public Work {
 
  private:
   Engine *const engine_;  // belongs to the group, which the handle keeps alive
-  const std::unique_ptr<Operation> operation_;
+  const OperationPtr operation_;
 };
 using CollectiveWorkRef = std::shared_ptr<CollectiveWork>;
 
@@ -34,7 +34,7 @@ class Engine final : public ProgressSource {
   phx_status run(Operation &operation, int64_t timeout_ms);
   // Never waits for peers: an operation for which there is no room is published by later calls. `timeout_ms` bounds the
   // wait for its turn while another thread is inside this channel.
-  phx_status start(std::unique_ptr<Operation> operation, int64_t timeout_ms, WorkRef *out);
+  phx_status start(OperationPtr operation, int64_t timeout_ms, WorkRef *out);
   phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
   phx_status test(const CollectiveWork &work);
   // To be called before the first collective; sequence numbers continue from `sequence`.
@@ -47,7 +47,8 @@ class Engine final : public ProgressSource {
  private:
   phx_status begin(Operation &operation);
   void number(Operation &operation);
-  phx_status run_in_turn(Operation &operation, LazyDeadline &until);
+  phx_status make_room(LazyDeadline &until);
+  phx_status complete_pending(LazyDeadline &until);
   bool has_room() const;
   bool has_free_slot() const;
   phx_status publish(Operation &operation, LazyDeadline &deadline);

@@ -19,7 +19,7 @@ class Exchange : public ThroughAreas {
     for (int peer = 0; peer < n_; ++peer) {
       if (peer == self_) continue;
       const Span span = clip(in_.count(peer), first(round), part_);
-      in_.put_to(place(lane, round, true, peer), peer, span.begin, span.count);
+      in_.put_to(place(lane, round, true, peer), peer, span.begin, span.count, true);
     }
   }
 
@@ -37,7 +37,7 @@ class Exchange : public ThroughAreas {
  protected:
   // in: the blocks of this rank for the others. `largest`: the elements of the largest block that any rank has for
   // another one, the same on all ranks.
-  Exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, BypassUse use,
+  Exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks &&in, BypassUse use,
            const Blocks *out = nullptr)
       : ThroughAreas(plan, buffers, largest, 0, 2),
         in_(std::move(in)),
@@ -66,7 +66,7 @@ class Exchange : public ThroughAreas {
 // all_to_all, and all_gather of two ranks.
 class ExchangeCopy final : public Exchange {
  public:
-  ExchangeCopy(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, Blocks out)
+  ExchangeCopy(const Plan &plan, const Buffers &buffers, size_t largest, Blocks &&in, Blocks &&out)
       : Exchange(plan, buffers, largest, std::move(in), BypassUse::kExchange, &out), out_(std::move(out)) {}
 
  private:
@@ -97,7 +97,7 @@ class ExchangeCopy final : public Exchange {
 
 class ExchangeReduce final : public Exchange {
  public:
-  ExchangeReduce(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, const Reduction &reduction)
+  ExchangeReduce(const Plan &plan, const Buffers &buffers, size_t largest, Blocks &&in, const Reduction &reduction)
       : Exchange(plan, buffers, largest, std::move(in), BypassUse::kExchangeReduce),
         reduce_(bypass_ ? reduction.streaming : reduction.fn),
         scale_(reduction.scale),
@@ -147,13 +147,13 @@ bool exchange_pays(const Plan &plan, size_t bytes) {
   return plan.lane.group_size() > 1 && bytes > plan.tuning.one_shot_bytes;
 }
 
-OperationPtr make_exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks in, Blocks out) {
-  return std::make_unique<ExchangeCopy>(plan, buffers, largest, std::move(in), std::move(out));
+OperationPtr make_exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks &&in, Blocks &&out) {
+  return plan.make<ExchangeCopy>(plan, buffers, largest, std::move(in), std::move(out));
 }
 
-OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, Blocks in, const Reduction &reduction) {
+OperationPtr make_exchange_reduce(const Plan &plan, const Buffers &buffers, Blocks &&in, const Reduction &reduction) {
   const size_t largest = in.largest();
-  return std::make_unique<ExchangeReduce>(plan, buffers, largest, std::move(in), reduction);
+  return plan.make<ExchangeReduce>(plan, buffers, largest, std::move(in), reduction);
 }
 
 }  // namespace phx

@@ -13,9 +13,9 @@ namespace {
 class Gather final : public Operation {
  public:
   // reader: the group rank that receives the blocks; -1: all ranks do.
-  Gather(const Plan &plan, const Buffers &buffers, Blocks out, size_t chunk, int reader)
+  Gather(const Plan &plan, const Buffers &buffers, size_t chunk, int reader)
       : Operation(buffers, 0),
-        out_(std::move(out)),
+        out_(output_blocks(buffers, plan.lane.group_size())),
         reader_(reader),
         chunk_(chunk),
         bypass_(BypassUse::kGather, out_.total() * buffers.item, plan.tuning.streaming_bytes,
@@ -104,23 +104,24 @@ class Broadcast final : public Operation {
 }  // namespace
 
 OperationPtr make_all_gather(const Plan &plan, const Buffers &buffers) {
-  Blocks out = output_blocks(buffers, plan.lane.group_size());
-  const size_t largest = out.largest();
-  // Two ranks send each other one block, which is an exchange.
-  if (plan.lane.group_size() == 2 && exchange_pays(plan, largest * buffers.item)) {
-    Blocks in = Blocks::shared(buffers.in, out.count(plan.lane.group_rank()), buffers.item);
-    return make_exchange(plan, buffers, largest, std::move(in), std::move(out));
+  if (plan.lane.group_size() == 2) {  // they send each other one block, which is an exchange
+    Blocks out = output_blocks(buffers, 2);
+    const size_t largest = out.largest();
+    if (exchange_pays(plan, largest * buffers.item)) {
+      Blocks in = Blocks::shared(buffers.in, out.count(plan.lane.group_rank()), buffers.item);
+      return make_exchange(plan, buffers, largest, std::move(in), std::move(out));
+    }
   }
-  return std::make_unique<Gather>(plan, buffers, std::move(out), plan.chunk_elements(buffers.item), -1);
+  return plan.make<Gather>(plan, buffers, plan.chunk_elements(buffers.item), -1);
 }
 
 OperationPtr make_gather(const Plan &plan, const Buffers &buffers, int root) {
   const size_t chunk = plan.pipelined_elements(buffers.count * buffers.item, buffers.item);
-  return std::make_unique<Gather>(plan, buffers, output_blocks(buffers, plan.lane.group_size()), chunk, root);
+  return plan.make<Gather>(plan, buffers, chunk, root);
 }
 
 OperationPtr make_broadcast(const Plan &plan, const Buffers &buffers, int root) {
-  return std::make_unique<Broadcast>(plan, buffers, root);
+  return plan.make<Broadcast>(plan, buffers, root);
 }
 
 }  // namespace phx

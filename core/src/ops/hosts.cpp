@@ -330,7 +330,7 @@ OperationPtr make_between_hosts(Kind kind, const Plan &plan, const Buffers &buff
   if (lays) with_head *= most_on_host;
   const size_t room = head_room(hosts) / (is_pair(hosts) || (traits.reduces && !lays) ? 1 : 2);
   if (with_head <= room && result <= plan.lane.slot_bytes())
-    return std::make_unique<WithHeads>(kind, plan, buffers, reduction, root, why);
+    return plan.make<WithHeads>(kind, plan, buffers, reduction, root, why);
   return traits.reduces ? make_hosts_reduce(kind, plan, buffers, reduction, root)
                         : make_hosts_move(kind, plan, buffers, root);
 }

@@ -273,7 +273,7 @@ class HostsPairs final : public BetweenHosts {
 
   // The collective of the ranks of this host, with their blocks. Where the root is on another host, it moves nothing.
   OperationPtr make_inner(const Plan &plan) const {
-    if (kind_ != Kind::kAllToAll && kind_ != Kind::kAllToAllV && !hosts_.is_here(root_)) return make_barrier();
+    if (kind_ != Kind::kAllToAll && kind_ != Kind::kAllToAllV && !hosts_.is_here(root_)) return make_barrier(plan);
     std::vector<phx_block> in, out;
     for (const int rank : hosts_.local_ranks()) {
       if (gives()) in.push_back(in_.block(rank));
@@ -329,9 +329,9 @@ class HostsPairs final : public BetweenHosts {
 }  // namespace
 
 OperationPtr make_hosts_move(Kind kind, const Plan &plan, const Buffers &buffers, int root) {
-  if (kind == Kind::kBroadcast) return std::make_unique<HostsBroadcast>(plan, buffers, root);
-  if (in_pairs(kind)) return std::make_unique<HostsPairs>(kind, plan, buffers, root);
-  return std::make_unique<HostsAllGather>(plan, buffers);
+  if (kind == Kind::kBroadcast) return plan.make<HostsBroadcast>(plan, buffers, root);
+  if (in_pairs(kind)) return plan.make<HostsPairs>(kind, plan, buffers, root);
+  return plan.make<HostsAllGather>(plan, buffers);
 }
 
 }  // namespace phx

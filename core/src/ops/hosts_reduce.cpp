@@ -288,8 +288,8 @@ class HostsReduceScatter final : public BetweenHosts {
 
 OperationPtr make_hosts_reduce(Kind kind, const Plan &plan, const Buffers &buffers, const Reduction &reduction,
                                int root) {
-  if (traits_of(kind).in == Parts::kAll) return std::make_unique<HostsReduceScatter>(plan, buffers, reduction);
-  return std::make_unique<HostsReduce>(plan, buffers, reduction, root);
+  if (traits_of(kind).in == Parts::kAll) return plan.make<HostsReduceScatter>(plan, buffers, reduction);
+  return plan.make<HostsReduce>(plan, buffers, reduction, root);
 }
 
 }  // namespace phx

@@ -3,9 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/tuning.h"
@@ -151,9 +154,29 @@ inline size_t elements_of_round(size_t count, size_t chunk, uint32_t round) {
   return clip(count, round * chunk, chunk).count;
 }
 
+struct OperationDeleter {
+  bool on_heap = true;
+  void operator()(Operation *operation) const {
+    if (on_heap)
+      delete operation;
+    else
+      operation->~Operation();
+  }
+};
+using OperationPtr = std::unique_ptr<Operation, OperationDeleter>;
+
 // What the make_* functions decide by. Only `blocking` may differ between the ranks of one call, so nothing that peers
 // see may depend on it.
 struct Plan {
+  // Memory for the operations of a blocking call, which end before it does: to allocate takes as long as a small copy.
+  struct Room {
+    Room() = default;
+    Room(const Room &) {}  // a copy is empty
+    Room &operator=(const Room &) = delete;
+    size_t used = 0;
+    alignas(std::max_align_t) char bytes[1024];
+  };
+
   const Lane &lane;
   const Tuning &tuning;
   // The caller waits inside the call, so its input stays valid and need not be copied as a whole.
@@ -161,6 +184,17 @@ struct Plan {
   // For a group that spans hosts; its operations are those of ops/hosts.h. The lane joins the ranks of this host.
   Net *net = nullptr;
   uint32_t channel = 0;
+  Room *room = nullptr;
+
+  template <class T, class... Args>
+  OperationPtr make(Args &&...args) const {
+    constexpr size_t kAlign = alignof(std::max_align_t), kBytes = (sizeof(T) + kAlign - 1) / kAlign * kAlign;
+    static_assert(alignof(T) <= kAlign);
+    if (room == nullptr || sizeof room->bytes - room->used < kBytes)
+      return OperationPtr(new T(std::forward<Args>(args)...));
+    void *const at = room->bytes + std::exchange(room->used, room->used + kBytes);
+    return OperationPtr(new (at) T(std::forward<Args>(args)...), OperationDeleter{false});
+  }
 
   // How much moves between two barriers.
   size_t chunk_bytes() const { return std::min<size_t>(lane.slot_bytes(), tuning.chunk_bytes); }
@@ -170,7 +204,7 @@ struct Plan {
   // chunks, so that the readers read the first while the writers write the second.
   size_t pipelined_elements(size_t bytes, size_t item) const {
     // An additional barrier must pay for itself; one_shot_bytes says how many bytes a barrier is worth.
-    if (bytes / 16 < tuning.one_shot_bytes) return chunk_elements(item);
+    if (bytes / 16 < tuning.one_shot_bytes || lane.ranks_share_cores()) return chunk_elements(item);
     return std::min(chunk_elements(item), part_elements(bytes / item, item, 2));
   }
 };
@@ -178,11 +212,9 @@ struct Plan {
 // Whether an input or output has a block for each rank, on a rank that has one.
 constexpr bool has_blocks(Parts parts) { return parts == Parts::kAll || parts == Parts::kAllOnRoot; }
 
-using OperationPtr = std::unique_ptr<Operation>;
-
 // Moves nothing.
-inline OperationPtr make_barrier() {
-  OperationPtr barrier = std::make_unique<Operation>(Buffers{}, 0);
+inline OperationPtr make_barrier(const Plan &plan) {
+  OperationPtr barrier = plan.make<Operation>(Buffers{}, 0);
   barrier->reach = 0;
   return barrier;
 }
@@ -216,7 +248,7 @@ inline OperationPtr make_operation(Kind kind, const Plan &plan, const Buffers &b
     case Kind::kReduce: return make_reduce(plan, buffers, reduction, root);
     case Kind::kGather: return make_gather(plan, buffers, root);
     case Kind::kScatter: return make_scatter(plan, buffers, root);
-    default: return make_barrier();
+    default: return make_barrier(plan);
   }
 }
 
@@ -233,10 +265,10 @@ OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, con
                        const Reduction &reduction, int root, const Plan &plan, int32_t algo = PHX_ALGO_AUTO);
 // A broadcast that is in place on all ranks; the broadcast of make_symm is not.
 OperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
-                                 const Tuning &tuning);
+                                 const Plan &plan);
 // `name`: the name of the call, for errors. `round`: the round in which the counts are exchanged.
 OperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
-                                    const Buffers &buffers, uint32_t round);
+                                    const Buffers &buffers, uint32_t round, const Plan &plan);
 
 // ---- coalesced.cpp: several calls as one operation
 

@@ -99,8 +99,8 @@ class TwoShot final : public ThroughAreas {
     const size_t all = length(chunk);
     const Span mine = blocking_ ? part(chunk, self_) : Span{all, 0};
     const size_t after = mine.begin + mine.count;
-    put_bytes(slot, input(chunk, 0), mine.begin * b_.item);
-    put_bytes(slot + after * b_.item, input(chunk, after), (all - after) * b_.item);
+    put_to_swap(slot, input(chunk, 0), mine.begin * b_.item);
+    put_to_swap(slot + after * b_.item, input(chunk, after), (all - after) * b_.item);
   }
 
   bool receives(int group_rank) const { return root_ < 0 || group_rank == root_; }
@@ -143,8 +143,13 @@ class TwoShot final : public ThroughAreas {
 
   void exchange(const Lane &lane, uint32_t chunk, size_t begin, size_t count, bool more) const {
     if (count == 0) return;
-    kernels::exchange(output(chunk, begin), area(lane, self_, chunk) + begin * b_.item,
-                      more ? input(chunk + 2, begin) : nullptr, count * b_.item, bypass_.copy());
+    char *const to = output(chunk, begin), *const slot = area(lane, self_, chunk) + begin * b_.item;
+    const char *const next = more ? input(chunk + 2, begin) : nullptr;
+    // Few sums are taken in one pass that owns the slot's lines afterwards: the next call fills them sooner.
+    if (!more && !bypass_ && count * b_.item < kernels::kSmallCopyBytes)
+      kernels::exchange_lines(to, slot, next, count * b_.item);
+    else
+      kernels::exchange(to, slot, next, count * b_.item, bypass_.copy());
   }
 
   const Reduction reduction_;
@@ -166,15 +171,15 @@ int32_t choose_all_reduce(const Plan &plan, size_t bytes, int32_t algo) {
 
 OperationPtr make_all_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int32_t algo) {
   if (choose_all_reduce(plan, buffers.count * buffers.item, algo) == PHX_ALGO_ONE_SHOT)
-    return std::make_unique<OneShot>(plan, buffers, reduction, -1, buffers.count);
-  return std::make_unique<TwoShot>(plan, buffers, reduction, -1);
+    return plan.make<OneShot>(plan, buffers, reduction, -1, buffers.count);
+  return plan.make<TwoShot>(plan, buffers, reduction, -1);
 }
 
 OperationPtr make_reduce(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root) {
   // In a large group the root would read all inputs while the others wait; there all ranks share the work.
   if (plan.lane.group_size() >= 4 && buffers.count * buffers.item > plan.tuning.one_shot_bytes)
-    return std::make_unique<TwoShot>(plan, buffers, reduction, root);
-  return std::make_unique<OneShot>(plan, buffers, reduction, root, plan.chunk_elements(buffers.item));
+    return plan.make<TwoShot>(plan, buffers, reduction, root);
+  return plan.make<OneShot>(plan, buffers, reduction, root, plan.chunk_elements(buffers.item));
 }
 
 }  // namespace phx

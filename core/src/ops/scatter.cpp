@@ -20,9 +20,9 @@ class Segmented : public Operation {
 
  protected:
   // `most`: the elements of the largest segment.
-  Segmented(const Plan &plan, const Buffers &buffers, Blocks in, size_t most = SIZE_MAX)
+  Segmented(const Plan &plan, const Buffers &buffers, size_t most = SIZE_MAX)
       : Operation(buffers, 0),
-        in_(std::move(in)),
+        in_(input_blocks(buffers, plan.lane.group_size())),
         reads_own_(plan.blocking),
         segment_(std::max<size_t>(std::min({elements_in(plan.chunk_bytes() / plan.lane.group_size(), b_.item),
                                             part_elements(std::max<size_t>(in_.largest(), 1), b_.item, 1), most}),
@@ -42,7 +42,7 @@ class Segmented : public Operation {
 class AllToAll : public Segmented {
  public:
   AllToAll(const Plan &plan, const Buffers &buffers)
-      : Segmented(plan, buffers, input_blocks(buffers, plan.lane.group_size())),
+      : Segmented(plan, buffers),
         out_(output_blocks(buffers, plan.lane.group_size())) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -168,8 +168,8 @@ class AllToAllV final : public AllToAll {
 
 class ReduceScatter final : public Segmented {
  public:
-  ReduceScatter(const Plan &plan, const Buffers &buffers, Blocks in, const Reduction &reduction)
-      : Segmented(plan, buffers, std::move(in)), reduction_(reduction) {
+  ReduceScatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction)
+      : Segmented(plan, buffers), reduction_(reduction) {
     reads_own_ = reads_own_ && in_.dense(plan.lane.group_rank(), 0) != nullptr;
   }
 
@@ -192,7 +192,7 @@ class ReduceScatter final : public Segmented {
 class Scatter final : public Segmented {
  public:
   Scatter(const Plan &plan, const Buffers &buffers, int root)
-      : Segmented(plan, buffers, input_blocks(buffers, plan.lane.group_size()),
+      : Segmented(plan, buffers,
                   plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         root_(root),
         is_root_(plan.lane.group_rank() == root) {}
@@ -232,22 +232,22 @@ OperationPtr make_all_to_all(const Plan &plan, const Buffers &buffers) {
   const int n = plan.lane.group_size();
   if (exchange_pays(plan, buffers.count * buffers.item))
     return make_exchange(plan, buffers, buffers.count, input_blocks(buffers, n), output_blocks(buffers, n));
-  return std::make_unique<AllToAll>(plan, buffers);
+  return plan.make<AllToAll>(plan, buffers);
 }
 
 OperationPtr make_all_to_all_v(Group &group, const Plan &plan, const Buffers &buffers) {
-  return std::make_unique<AllToAllV>(group, plan, buffers);
+  return plan.make<AllToAllV>(group, plan, buffers);
 }
 
 OperationPtr make_reduce_scatter(const Plan &plan, const Buffers &buffers, const Reduction &reduction) {
   Blocks in = input_blocks(buffers, plan.lane.group_size());
   if (exchange_pays(plan, in.largest() * buffers.item))
     return make_exchange_reduce(plan, buffers, std::move(in), reduction);
-  return std::make_unique<ReduceScatter>(plan, buffers, std::move(in), reduction);
+  return plan.make<ReduceScatter>(plan, buffers, reduction);
 }
 
 OperationPtr make_scatter(const Plan &plan, const Buffers &buffers, int root) {
-  return std::make_unique<Scatter>(plan, buffers, root);
+  return plan.make<Scatter>(plan, buffers, root);
 }
 
 }  // namespace phx

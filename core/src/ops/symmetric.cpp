@@ -289,19 +289,19 @@ OperationPtr make_symm(Kind kind, std::shared_ptr<Symm> symm, size_t offset, con
                        const Reduction &reduction, int root, const Plan &plan, int32_t algo) {
   if (sums_by_parts(kind, buffers.out == buffers.in, symm->size(), algo)) {
     const int to = kind == Kind::kReduce ? root : -1;
-    return std::make_unique<SymmetricSum>(std::move(symm), offset, buffers, reduction, to, plan);
+    return plan.make<SymmetricSum>(std::move(symm), offset, buffers, reduction, to, plan);
   }
-  return std::make_unique<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, plan.tuning);
+  return plan.make<Symmetric>(kind, std::move(symm), offset, buffers, reduction, root, plan.tuning);
 }
 
 OperationPtr make_symm_broadcast(std::shared_ptr<Symm> symm, size_t offset, const Buffers &buffers, int root,
-                                 const Tuning &tuning) {
-  return std::make_unique<SymmetricBroadcast>(std::move(symm), offset, buffers, root, tuning);
+                                 const Plan &plan) {
+  return plan.make<SymmetricBroadcast>(std::move(symm), offset, buffers, root, plan.tuning);
 }
 
 OperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_ptr<Symm> symm, size_t offset,
-                                    const Buffers &buffers, uint32_t round) {
-  return std::make_unique<SymmetricAllToAllV>(group, name, std::move(symm), offset, buffers, round);
+                                    const Buffers &buffers, uint32_t round, const Plan &plan) {
+  return plan.make<SymmetricAllToAllV>(group, name, std::move(symm), offset, buffers, round);
 }
 
 }  // namespace phx

@@ -306,12 +306,12 @@ OperationPtr with_zero_copy_of_large(const Call &call, const Plan &plan, size_t 
     const size_t offset = offset_in(*symm, buffers.in);
     candidates[0].place = place_in(*symm, kind, buffers);
     candidates[0].direct = kind == Kind::kAllToAllV
-                               ? make_symm_all_to_all_v(call.group(), call.name(), std::move(symm), offset, buffers, 1)
+                               ? make_symm_all_to_all_v(call.group(), call.name(), std::move(symm), offset, buffers, 1, plan)
                                : make_symm(kind, std::move(symm), offset, buffers, call.reduction(), root, plan);
   }
   buffers.lists = nullptr;  // valid only now
   candidates[0].call = {buffers, call.reduction(), call.record(), {}};
-  return std::make_unique<ZeroCopy>(call, plan, std::vector<CoalescedCall>(), std::move(candidates), std::move(staged));
+  return plan.make<ZeroCopy>(call, plan, std::vector<CoalescedCall>(), std::move(candidates), std::move(staged));
 }
 
 OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const std::vector<CoalescedCall> &calls) {
@@ -348,7 +348,7 @@ OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const 
     const CoalescedCall &part = candidate.call;
     if (reads && only_root_gives(part.kind()) && part.root() != self) candidate.place.key = kReads;
   }
-  return std::make_unique<ZeroCopy>(call, plan, calls, std::move(candidates), std::move(staged));
+  return plan.make<ZeroCopy>(call, plan, calls, std::move(candidates), std::move(staged));
 }
 
 }  // namespace phx
