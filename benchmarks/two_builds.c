@@ -5,8 +5,8 @@
  *
  * A line for each cell: collective, memory, bytes, the medians of both in microseconds, and the median of the ratios of
  * rounds that follow each other. BYTES are those of the larger of input and output. A round makes so many calls as take
- * about MICROSECONDS, and the two builds begin it in turns. Before the first, each build makes kWarmCalls calls, in which
- * it finds out which copies are the fastest. */
+ * about MICROSECONDS, and the two builds begin it in turns. Before the first, each build makes kWarmCalls calls, in
+ * which it finds out which copies are the fastest. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <sched.h>

@@ -160,9 +160,9 @@ phx_status phx_symm_all_to_all_v(phx_symm *symm, size_t offset, const size_t *in
     const Lists lists{in_counts, out_counts, nullptr, nullptr};
     call.listed(&lists);
     if (gpu_symm_of(s) != nullptr) return enqueue(call, s, offset, nullptr, work);
-    return call.issue(
-        make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset, call.buffers(), 0, call.plan(work)),
-        work);
+    return call.issue(make_symm_all_to_all_v(call.group(), call.name(), s.shared_from_this(), offset, call.buffers(), 0,
+                                             call.plan(work)),
+                      work);
   });
 }
 }

@@ -30,7 +30,8 @@ class Contest {
     bool is_timed;      // `took` wants to know
   };
 
-  explicit constexpr Contest(const ContestRules &rules = ContestRules()) : rules_(rules), due_(rules.soon), early_(rules.early) {}
+  explicit constexpr Contest(const ContestRules &rules = ContestRules())
+      : rules_(rules), due_(rules.soon), early_(rules.early) {}
 
   // The candidate that has won; `first` if none has.
   uint8_t winner(uint8_t first) const {
@@ -65,7 +66,8 @@ class Contest {
       return;
     }
     const uint64_t mean = sum / (tried - rules_.skipped);
-    const bool wins = mean < usual - (usual >> rules_.margin), wins_again = wins && won_.load(std::memory_order_relaxed);
+    const bool wins = mean < usual - (usual >> rules_.margin),
+               wins_again = wins && won_.load(std::memory_order_relaxed);
     const uint32_t early = early_.load(std::memory_order_relaxed);
     won_.store(wins && !wins_again, std::memory_order_relaxed);
     if (wins && !wins_again) return try_in(rules_.soon, 2 * usual, early);

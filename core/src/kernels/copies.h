@@ -135,11 +135,12 @@ inline void deliver_bytes(void *to, const void *from, size_t size, bool streamin
     copy_bytes(to, from, size);
 }
 
-// From this size of a call on, string instructions that read lines while others write them fall, now and then, into a
-// state in which both take twice as long.
-inline constexpr size_t kOneWayBytes = size_t{512} << 10;
-
 // Whether ranks that only read what put_one_way wrote, `bytes` in one call, read it as kernels::CopyUse::kReadOneWay.
-inline bool reads_one_way(size_t bytes, bool streaming) { return bytes >= kOneWayBytes && !streaming; }
+// From 512 KiB on, string instructions that read lines while others write them fall, now and then, into a state in
+// which both take twice as long. Where ranks share cores, the writer gets lines back sooner that were not read by
+// strings.
+inline bool reads_one_way(size_t bytes, bool streaming, bool ranks_share_cores) {
+  return bytes >= (ranks_share_cores ? size_t{128} << 10 : size_t{512} << 10) && !streaming;
+}
 
 }  // namespace phx

@@ -5,9 +5,12 @@
 
 namespace phx {
 
-// The most elements of a part of a chunk, of which a slot has one for each rank.
-inline size_t largest_part(const Plan &plan, size_t item) {
-  return std::max(elements_in(plan.chunk_bytes() / plan.lane.group_size(), item), kLine / item);
+// The most elements of a part of a chunk, of which a slot has one for each rank. Ranks that share cores share a
+// second-level cache, too: there, unless the results of a call go around it, three quarters of a chunk are faster.
+inline size_t largest_part(const Plan &plan, size_t item, size_t bytes) {
+  const bool smaller = plan.lane.ranks_share_cores() && bytes < plan.tuning.streaming_bytes / 4;
+  const size_t chunk = smaller ? plan.chunk_bytes() / 4 * 3 : plan.chunk_bytes();
+  return std::max(elements_in(chunk / plan.lane.group_size(), item), kLine / item);
 }
 
 // Moves chunks through two areas of the slots, which alternate. A cache line of an area carries input to a peer, and
@@ -20,10 +23,10 @@ class ThroughAreas : public Operation {
 
  protected:
   // `count` elements are moved in chunks. A chunk has `parts` parts of whole cache lines; a slot has room for one part
-  // for each rank.
-  ThroughAreas(const Plan &plan, const Buffers &buffers, size_t count, size_t in_bytes, int parts)
+  // for each rank. all: the elements that a rank gives to all others together, the same on all ranks.
+  ThroughAreas(const Plan &plan, const Buffers &buffers, size_t count, size_t all, size_t in_bytes, int parts)
       : Operation(buffers, in_bytes), n_(plan.lane.group_size()), self_(plan.lane.group_rank()) {
-    const size_t line = kLine / b_.item, most = largest_part(plan, b_.item) * parts;
+    const size_t line = kLine / b_.item, most = largest_part(plan, b_.item, all * b_.item) * parts;
     const size_t chunks = std::max<size_t>(1, (count + most - 1) / most);  // of equal size
     part_ = std::max(std::min(most / parts, part_elements((count + chunks - 1) / chunks, b_.item, parts)), line);
     chunks_ = rounds_for(count, part_ * parts);

@@ -33,7 +33,7 @@ class Call {
   int root() const { return record_.root; }  // -1: the collective has none
   Plan plan(phx_work **work) {
     Net *const net = __builtin_expect(group_->spans_hosts(), 0) ? &net_of(*group_) : nullptr;
-    return {group_->lane(options_.channel), group_->tuning(), work == nullptr, net, options_.channel,
+    return {group_->lane(options_.channel),    group_->tuning(), work == nullptr, net, options_.channel,
             work == nullptr ? &room_ : nullptr};
   }
 

@@ -14,8 +14,7 @@ class Engine;
 // A started operation.
 class CollectiveWork final : public Work {
  public:
-  CollectiveWork(Engine *engine, OperationPtr operation)
-      : engine_(engine), operation_(std::move(operation)) {}
+  CollectiveWork(Engine *engine, OperationPtr operation) : engine_(engine), operation_(std::move(operation)) {}
   phx_status wait(int64_t timeout_ms) override;
   phx_status test() override;
   Operation &operation() const { return *operation_; }

@@ -39,7 +39,7 @@ class Exchange : public ThroughAreas {
   // another one, the same on all ranks.
   Exchange(const Plan &plan, const Buffers &buffers, size_t largest, Blocks &&in, BypassUse use,
            const Blocks *out = nullptr)
-      : ThroughAreas(plan, buffers, largest, 0, 2),
+      : ThroughAreas(plan, buffers, largest, largest * plan.lane.group_size(), 0, 2),
         in_(std::move(in)),
         bypass_(use, (out != nullptr ? out->total() : in_.total()) * b_.item, plan.tuning.streaming_bytes) {}
 

@@ -70,7 +70,7 @@ class Broadcast final : public Operation {
         chunk_(plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         bypass_(BypassUse::kBroadcast, buffers.count * buffers.item, plan.tuning.streaming_bytes,
                 plan.lane.group_rank() != root),
-        one_way_(reads_one_way(buffers.count * buffers.item, bool{bypass_})) {
+        one_way_(reads_one_way(buffers.count * buffers.item, bool{bypass_}, plan.lane.ranks_share_cores())) {
     rounds = rounds_for(b_.count, chunk_);
     reach = std::min(b_.count, chunk_) * b_.item;
   }

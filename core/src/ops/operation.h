@@ -201,10 +201,11 @@ struct Plan {
   // The same in elements of whole cache lines.
   size_t chunk_elements(size_t item) const { return elements_in(chunk_bytes(), item); }
   // The same for collectives that move `bytes` from some ranks to others. Unless `bytes` are few there are at least two
-  // chunks, so that the readers read the first while the writers write the second.
+  // chunks, so that the readers read the first while the writers write the second. Ranks that share cores take turns
+  // anyway.
   size_t pipelined_elements(size_t bytes, size_t item) const {
     // An additional barrier must pay for itself; one_shot_bytes says how many bytes a barrier is worth.
-    if (bytes / 16 < tuning.one_shot_bytes || lane.ranks_share_cores()) return chunk_elements(item);
+    if (lane.ranks_share_cores() || bytes / 16 < tuning.one_shot_bytes) return chunk_elements(item);
     return std::min(chunk_elements(item), part_elements(bytes / item, item, 2));
   }
 };

@@ -60,7 +60,7 @@ class TwoShot final : public ThroughAreas {
  public:
   // root: as for OneShot.
   TwoShot(const Plan &plan, const Buffers &buffers, const Reduction &reduction, int root)
-      : ThroughAreas(plan, buffers, buffers.count, buffers.count * buffers.item, plan.lane.group_size()),
+      : ThroughAreas(plan, buffers, buffers.count, buffers.count, buffers.count * buffers.item, plan.lane.group_size()),
         reduction_(reduction),
         root_(root),
         blocking_(plan.blocking),

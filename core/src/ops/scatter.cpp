@@ -42,8 +42,7 @@ class Segmented : public Operation {
 class AllToAll : public Segmented {
  public:
   AllToAll(const Plan &plan, const Buffers &buffers)
-      : Segmented(plan, buffers),
-        out_(output_blocks(buffers, plan.lane.group_size())) {}
+      : Segmented(plan, buffers), out_(output_blocks(buffers, plan.lane.group_size())) {}
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size(), self = lane.group_rank();
@@ -143,7 +142,7 @@ class AllToAllV final : public AllToAll {
     const size_t most = counts_.most_sent();
     rounds = 1;
     if (any_even || most > beside_) {
-      if (most / (2 * largest_part(plan_, b_.item)) >= UINT32_MAX - 1)
+      if (most / (2 * largest_part(plan_, b_.item, SIZE_MAX)) >= UINT32_MAX - 1)
         return fail(PHX_ERR_MISMATCH, "all_to_all_v", "a count of %zu is more than memory can hold", most);
       rest_ = make_exchange(plan_, b_, most, std::move(in_), std::move(out_));
       rest_->first_epoch = first_epoch + 1;
@@ -192,8 +191,7 @@ class ReduceScatter final : public Segmented {
 class Scatter final : public Segmented {
  public:
   Scatter(const Plan &plan, const Buffers &buffers, int root)
-      : Segmented(plan, buffers,
-                  plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
+      : Segmented(plan, buffers, plan.pipelined_elements(buffers.count * buffers.item, buffers.item)),
         root_(root),
         is_root_(plan.lane.group_rank() == root) {}
 

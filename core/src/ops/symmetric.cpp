@@ -14,7 +14,7 @@ namespace {
 class OnSymm : public Operation {
  protected:
   OnSymm(std::shared_ptr<Symm> handle, size_t offset, const Buffers &buffers)
-      : Operation(buffers, 0), offsets_(handle->size(), offset), n_(handle->size()), self_(handle->group_rank()) {
+      : Operation(buffers, 0), offset_(offset), n_(handle->size()), self_(handle->group_rank()) {
     symm = std::move(handle);
     rounds = 2;
     reach = 0;
@@ -22,6 +22,7 @@ class OnSymm : public Operation {
 
   bool move_input(int group_rank, size_t offset) override {
     if (offset > symm->block().size || input_bytes(group_rank) > symm->block().size - offset) return false;
+    if (offsets_.empty()) offsets_.assign(n_, offset_);
     offsets_[group_rank] = offset;
     return true;
   }
@@ -30,8 +31,9 @@ class OnSymm : public Operation {
   bool takes_input_at_once() const override { return false; }
 
   char *at(int group_rank, size_t element) const {
-    return symm->buffer(group_rank) + offsets_[group_rank] + element * b_.item;
+    return symm->buffer(group_rank) + offset_of(group_rank) + element * b_.item;
   }
+  size_t offset_of(int group_rank) const { return offsets_.empty() ? offset_ : offsets_[group_rank]; }
   char *output(size_t element) const { return b_.out + element * b_.item; }
   // Copies `count` elements of a rank's input, from its element `begin` on, to the output.
   void fetch(int group_rank, size_t begin, size_t count, kernels::Copy bypass) const {
@@ -48,7 +50,8 @@ class OnSymm : public Operation {
     if (count != 0) (bypass ? reduction.streaming : reduction.fn)(out, inputs, n_, count, n_, reduction.scale);
   }
 
-  std::vector<size_t> offsets_;  // by group rank
+  const size_t offset_;
+  std::vector<size_t> offsets_;  // by group rank; empty: offset_ for all
   const int n_;
   const int self_;
 };
@@ -262,8 +265,8 @@ class SymmetricAllToAllV final : public OnSymm {
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round != round_) return PHX_OK;
-    std::vector<size_t> room(offsets_);
-    for (size_t &elements : room) elements = (symm->block().size - elements) / b_.item;
+    std::vector<size_t> room(n_);
+    for (int i = 0; i < n_; ++i) room[i] = (symm->block().size - offset_of(i)) / b_.item;
     PHX_TRY(counts_.read(lane, epoch, &room, nullptr));
     const Bypass::Clock clock(bypass_);
     for (int from = 0; from < n_; ++from) {

@@ -305,9 +305,10 @@ OperationPtr with_zero_copy_of_large(const Call &call, const Plan &plan, size_t 
   } else {
     const size_t offset = offset_in(*symm, buffers.in);
     candidates[0].place = place_in(*symm, kind, buffers);
-    candidates[0].direct = kind == Kind::kAllToAllV
-                               ? make_symm_all_to_all_v(call.group(), call.name(), std::move(symm), offset, buffers, 1, plan)
-                               : make_symm(kind, std::move(symm), offset, buffers, call.reduction(), root, plan);
+    candidates[0].direct =
+        kind == Kind::kAllToAllV
+            ? make_symm_all_to_all_v(call.group(), call.name(), std::move(symm), offset, buffers, 1, plan)
+            : make_symm(kind, std::move(symm), offset, buffers, call.reduction(), root, plan);
   }
   buffers.lists = nullptr;  // valid only now
   candidates[0].call = {buffers, call.reduction(), call.record(), {}};
