@@ -33,6 +33,9 @@ class Contest {
   explicit constexpr Contest(const ContestRules &rules = ContestRules())
       : rules_(rules), due_(rules.soon), early_(rules.early) {}
 
+  // Before the first copy.
+  void set_margin(uint32_t margin) { rules_.margin = margin; }
+
   // The candidate that has won; `first` if none has.
   uint8_t winner(uint8_t first) const {
     const uint8_t current = current_.load(std::memory_order_relaxed);
@@ -113,7 +116,7 @@ class Contest {
     sum_.store(0, std::memory_order_relaxed);
   }
 
-  const ContestRules rules_;
+  ContestRules rules_;
   std::atomic<uint32_t> number_{0}, due_;  // due_: the number of the copy with which the next try begins
   std::atomic<uint8_t> current_{kNone};    // who makes the copies
   std::atomic<uint8_t> rival_{kNone};      // who makes or made the last try
