@@ -174,7 +174,7 @@ struct Plan {
     Room(const Room &) {}  // a copy is empty
     Room &operator=(const Room &) = delete;
     size_t used = 0;
-    alignas(std::max_align_t) char bytes[2048];
+    alignas(std::max_align_t) char bytes[1024];
   };
 
   const Lane &lane;
