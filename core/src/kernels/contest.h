@@ -86,7 +86,7 @@ class Contest {
   }
 
   // A try is kInARow copies long; less if one of them is hopeless. The others tell how many copies later the next one
-  // begins: usually, and after a hopeless one. Of the usual copies, one of kTimedEvery is timed. These are primes, so
+  // begins: usually, and after a hopeless one. One of kTimedEvery usual copies is timed. These are primes, so
   // that calls which make a few copies of different kinds do not meet a try with always the same one.
   static constexpr uint32_t kInARow = 4, kTriedEvery = 2039, kTriedRarely = 4093, kTimedEvery = 13;
 
