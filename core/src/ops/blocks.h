@@ -63,8 +63,9 @@ class Blocks {
   }
   // The same into a slot (put_bytes, or put_to_swap).
   void put_to(char *slot, int rank, size_t first, size_t count, bool to_swap = false) const {
-    const auto put = to_swap ? &put_to_swap : &put_bytes;
-    each(rank, first, count, [&](const char *from, size_t done, size_t bytes) { put(slot + done, from, bytes); });
+    each(rank, first, count, [&](const char *from, size_t done, size_t bytes) {
+      to_swap ? put_to_swap(slot + done, from, bytes) : put_bytes(slot + done, from, bytes);
+    });
   }
   // Copies `count` elements to a rank's block, from its element `first` on.
   void fill(int rank, size_t first, size_t count, const char *from,
