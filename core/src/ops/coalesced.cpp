@@ -121,6 +121,10 @@ class Sequence final : public Operation {
     }
     operation.put(lane, round - steps_[i].begin, epoch);
   }
+  void keep_own(const Lane &lane, uint32_t round) override {
+    const Step &step = steps_[index(round)];
+    step.operation->keep_own(lane, round - step.begin);
+  }
   phx_status go_on(const Lane &lane, uint32_t round) override {
     const size_t next = round == rounds ? steps_.size() : index(round);
     const bool ends = round == rounds || round == steps_[next].begin;  // the step before

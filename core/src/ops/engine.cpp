@@ -126,7 +126,7 @@ phx_status Engine::publish(Operation &operation, LazyDeadline &deadline) {
   PHX_FAILPOINT(name_of(operation), 3);
   lane_->publish(operation.record, done, operation.place, operation.even);
   PHX_FAILPOINT(name_of(operation), 4);
-  ++operation.published;
+  operation.keep_own(*lane_, operation.published++);
   return PHX_OK;
 }
 

@@ -25,7 +25,6 @@ class Exchange : public ThroughAreas {
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t) override {
     const Bypass::Clock clock(bypass_);
-    if (round == 0) keep_own();
     if (round > 0) swap(lane, round - 1, true, second(round - 1), first(round + 1));
     if (round < chunks_) swap(lane, round, false, first(round), second(round));
     return PHX_OK;
@@ -43,8 +42,6 @@ class Exchange : public ThroughAreas {
         in_(std::move(in)),
         bypass_(use, (out != nullptr ? out->total() : in_.total()) * b_.item, plan.tuning.streaming_bytes) {}
 
-  // Copies the block that this rank has for itself.
-  virtual void keep_own() = 0;
   // Takes the half chunk that begins at element `take` of the blocks of the peers, and leaves the one of this rank's
   // blocks that begins at `next` in its place.
   virtual void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) = 0;
@@ -70,7 +67,13 @@ class ExchangeCopy final : public Exchange {
       : Exchange(plan, buffers, largest, std::move(in), BypassUse::kExchange, &out), out_(std::move(out)) {}
 
  private:
-  void keep_own() override { out_.copy_from(in_, self_, 0, out_.count(self_), bypass_.copy()); }
+  // A part in each round, while the peers come to it.
+  void keep_own(const Lane &, uint32_t round) override {
+    const Bypass::Clock clock(bypass_);
+    const size_t part = part_elements(out_.count(self_), b_.item, static_cast<int>(rounds));
+    const Span own = clip(out_.count(self_), round * part, part);
+    out_.copy_from(in_, self_, own.begin, own.count, bypass_.copy());
+  }
 
   void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) override {
     for (int i = 1; i < n_; ++i) {
@@ -104,8 +107,6 @@ class ExchangeReduce final : public Exchange {
         piece_(std::max<size_t>(elements_in(bypass_ ? kPieceBytes : kPieceBytes / n_, b_.item), kLine / b_.item)) {}
 
  private:
-  void keep_own() override {}
-
   void swap(const Lane &lane, uint32_t chunk, bool in_own_slot, size_t take, size_t next) override {
     const Span taken = clip(in_.count(self_), take, part_);
     // In pieces, so that the lines read for the sum are still in the first-level cache when they are overwritten.

@@ -36,7 +36,13 @@ class Gather final : public Operation {
       put_bytes(lane.data(self, epoch), from, bytes);
     else if (reader_ != self)
       put_one_way(lane.data(self, epoch), from, bytes);
-    if (reads(self)) deliver(self, round, from);
+  }
+
+  void keep_own(const Lane &lane, uint32_t round) override {
+    const int self = lane.group_rank();
+    if (!reads(self)) return;
+    const Bypass::Clock clock(bypass_);
+    deliver(self, round, b_.in + round * chunk_ * b_.item);
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {

@@ -242,6 +242,9 @@ class HostsPairs final : public BetweenHosts {
     inner_->first_epoch = first_epoch;
     if (round < inner_->rounds) inner_->put(lane, round, epoch);
   }
+  void keep_own(const Lane &lane, uint32_t round) override {
+    if (round < inner_->rounds) inner_->keep_own(lane, round);
+  }
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (round == 0) {
       begin_heads();

@@ -70,6 +70,8 @@ class Operation {
   // Fills this rank's slot of `epoch` with the data of `round`. An operation whose `place` says that the slot is empty
   // leaves it empty until takes_from_places has returned false.
   virtual void put(const Lane &, uint32_t, uint64_t) {}
+  // Called when `round` is published, which other ranks may not have done: moves what this rank has for itself.
+  virtual void keep_own(const Lane &, uint32_t) {}
   // Called when all ranks have arrived at `epoch`. May change `rounds` if all ranks change it in the same way. An error
   // must be the same on all ranks.
   virtual phx_status take(const Lane &, uint32_t, uint64_t) { return PHX_OK; }

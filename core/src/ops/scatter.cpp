@@ -35,20 +35,26 @@ class Segmented : public Operation {
   size_t place(int group_rank) const { return group_rank * segment_ * b_.item; }  // bytes into a slot
 
   Blocks in_;
-  bool reads_own_;        // this rank's own block is read from the input itself, which cannot change before
+  bool reads_own_;        // this rank's own block is read from the input itself, and is not in the slot
   const size_t segment_;  // elements
 };
 
 class AllToAll : public Segmented {
  public:
   AllToAll(const Plan &plan, const Buffers &buffers)
-      : Segmented(plan, buffers), out_(output_blocks(buffers, plan.lane.group_size())) {}
+      : Segmented(plan, buffers), out_(output_blocks(buffers, plan.lane.group_size())) {
+    reads_own_ = true;
+  }
+
+  void keep_own(const Lane &lane, uint32_t round) override {
+    const int self = lane.group_rank();
+    out_.copy_from(in_, self, round * segment_, length(out_.count(self), round));
+  }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     const int n = lane.group_size(), self = lane.group_rank();
     const size_t first = round * segment_, in_slot = place(self);
-    if (reads_own_) out_.copy_from(in_, self, first, length(out_.count(self), round));
-    for (int i = reads_own_ ? 1 : 0; i < n; ++i) {
+    for (int i = 1; i < n; ++i) {
       const int from = self + i < n ? self + i : self + i - n;  // so that ranks do not all read from the same one
       out_.fill(from, first, length(out_.count(from), round), lane.data(from, epoch) + in_slot);
     }
@@ -100,6 +106,16 @@ class AllToAllV final : public AllToAll {
     if (std::max(in_.largest(), out_.largest()) > beside_) return;
     char *const slot = lane.data(lane.group_rank(), epoch);
     for (int to = 0; to < lane.group_size(); ++to) in_.put_to(slot + place_beside(to), to, 0, in_.count(to));
+  }
+
+  void keep_own(const Lane &lane, uint32_t round) override {
+    if (round == 0 ? even == 0 : !is_even_) {
+      if (round != 0) rest_->keep_own(lane, round - 1);
+    } else if (exchange_ != nullptr) {
+      exchange_->keep_own(lane, round);
+    } else {
+      AllToAll::keep_own(lane, round);
+    }
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
@@ -199,12 +215,14 @@ class Scatter final : public Segmented {
     if (!is_root_) return;
     for (int to = 0; to < lane.group_size(); ++to) {
       char *const slot = lane.data(root_, epoch) + place(to);
-      if (to == root_)
-        in_.copy_to(output(round), to, round * segment_, length(in_.count(to), round));
-      else
+      if (to != root_)
         in_.each(to, round * segment_, length(in_.count(to), round),
                  [&](const char *from, size_t done, size_t bytes) { put_one_way(slot + done, from, bytes); });
     }
+  }
+
+  void keep_own(const Lane &, uint32_t round) override {
+    if (is_root_) in_.copy_to(output(round), root_, round * segment_, length(in_.count(root_), round));
   }
 
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {

@@ -75,6 +75,13 @@ class Symmetric final : public OnSymm {
                 is_small(tuning) ? 0 : results() * buffers.item, tuning.streaming_bytes,
                 !is_small(tuning) && receives() && (traits_of(kind).root != Root::kNone || b_.in != b_.out)) {}
 
+  void keep_own(const Lane &, uint32_t round) override {
+    const CollectiveTraits &traits = traits_of(kind_);
+    if (round != 0 || !receives() || traits.reduces || traits.root == Root::kGives) return;
+    const Bypass::Clock clock(bypass_);
+    fetch(self_, has_blocks(traits.in) ? in_.start(self_) : 0, out_, bypass_.copy());
+  }
+
   phx_status take(const Lane &, uint32_t round, uint64_t) override {
     const Bypass::Clock clock(bypass_);
     if (round == 0) move();
@@ -99,9 +106,9 @@ class Symmetric final : public OnSymm {
       gather(begin);
   }
 
-  // Fetches the block of every rank that begins at `element` of its input.
+  // Fetches the block of every other rank that begins at `element` of its input.
   void gather(size_t element) const {
-    for (int i = 0; i < n_; ++i) {
+    for (int i = 1; i < n_; ++i) {
       const int from = (self_ + i) % n_;  // so that ranks do not all read from the same one
       fetch(from, element, out_, bypass_.copy());
     }

@@ -87,15 +87,23 @@ class ZeroCopy final : public Operation {
     }
   }
 
+  void keep_own(const Lane &lane, uint32_t round) override {
+    if (is_rest(round)) rest_->keep_own(lane, round - base_);
+  }
+
   phx_status take(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (is_rest(round)) {
+      if (round == 0) rest_->keep_own(lane, 0);  // it was not known when this round was published
       const phx_status status = rest_->take(lane, round - base_, epoch);
       rounds = base_ + rest_->rounds;
       return status;
     }
     if (round == 0) {
       for (const Candidate &candidate : candidates_)
-        if (candidate.is_direct && !candidate.missed) candidate.direct->take(lane, 0, epoch);
+        if (candidate.is_direct && !candidate.missed) {
+          candidate.direct->keep_own(lane, 0);
+          candidate.direct->take(lane, 0, epoch);
+        }
     } else if (asks_) {
       collect_missed(lane, epoch);
     }
