@@ -4,7 +4,8 @@
 
 Two ranks have a core each; more ranks run on any. A cell is the median of a call in microseconds. accelerate and
 lightning-fabric are measured where they are installed. Uneven shards are gathered by torch's DTensor on both, and by
-phalanx.dtensor beside torch's DTensor on gloo.
+phalanx.dtensor beside torch's DTensor on gloo; functional collectives are those of phalanx.collectives, and torch's on
+gloo.
 """
 
 import argparse
@@ -18,9 +19,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from list_forms import answer_of, pin, save, took
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _update_default_pg
+
+import phalanx.collectives as pc
 
 KIB, MIB = 1 << 10, 1 << 20
 Case = tuple[str, str, Callable[[Any], Any]]  # its name, what it moves, and a call of it on a group
@@ -51,6 +55,7 @@ def cases(rank: int, ranks: int) -> Iterator[Case]:
                 lambda g, x=x, call=_all_gather_ddp_if_available: call(x, group=g),
             )
     yield from expert_steps(rank, ranks)
+    yield from along_dims(ranks)
     yield from redistributions(rank, ranks)
 
 
@@ -71,29 +76,53 @@ def expert_steps(rank: int, ranks: int) -> Iterator[Case]:
         yield "expert step, uneven splits", f"{tokens} tokens", step
 
 
+def along_dims(ranks: int) -> Iterator[Case]:
+    """Parts of rows and of columns, joined, and summed apart."""
+    for rows, columns in ((32, 512), (1024, 1024), (2048, 4096)):
+        part = torch.ones(rows, columns)
+        for dim in (0, 1):
+            whole = torch.cat([part] * ranks, dim)
+
+            def joined(g: Any, x: Any = part, dim: int = dim) -> Any:
+                of = functional if dist.get_backend(g) == "gloo" else pc
+                return of.wait_tensor(of.all_gather_tensor(x, dim, g))
+
+            def summed(g: Any, x: Any = whole, dim: int = dim) -> Any:
+                of = functional if dist.get_backend(g) == "gloo" else pc
+                return of.wait_tensor(of.reduce_scatter_tensor(x, "sum", dim, g))
+
+            yield f"all_gather_tensor, dim {dim}", f"{rows} x {columns}", joined
+            yield f"reduce_scatter_tensor, dim {dim}", f"{rows} x {columns}", summed
+
+
 def redistributions(rank: int, ranks: int) -> Iterator[Case]:
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     import phalanx.dtensor as pd
 
-    rows = 1024 * ranks - 1  # the last rank has one less
-    mine = torch.ones(1024 - (rank == ranks - 1), 256)
+    length = 1024 * ranks - 1  # the last rank has one less
     meshes: dict[int, DeviceMesh] = {}
+    for dim in (0, 1):
+        own = 1024 - (rank == ranks - 1)
+        mine = torch.ones((own, 256) if dim == 0 else (256, own))
+        shape = torch.Size((length, 256) if dim == 0 else (256, length))
 
-    def torchs(g: Any) -> Any:
-        mesh = meshes.get(id(g)) or meshes.setdefault(id(g), DeviceMesh.from_group(g, "cpu"))
-        x = DTensor.from_local(mine, mesh, [Shard(0)], run_check=False, shape=torch.Size((rows, 256)), stride=(256, 1))
-        return x.redistribute(placements=[Replicate()]).to_local().sum()
+        def torchs(g: Any, mine: Any = mine, shape: Any = shape, dim: int = dim) -> Any:
+            mesh = meshes.get(id(g)) or meshes.setdefault(id(g), DeviceMesh.from_group(g, "cpu"))
+            stride = (shape[1], 1)
+            x = DTensor.from_local(mine, mesh, [Shard(dim)], run_check=False, shape=shape, stride=stride)
+            return x.redistribute(placements=[Replicate()]).to_local().sum()
 
-    def ours(g: Any) -> Any:
-        if dist.get_backend(g) == "gloo":
-            return torchs(g)
-        mesh = meshes.get(id(g)) or meshes.setdefault(id(g), DeviceMesh.from_group(g, "cpu"))
-        x = pd.DTensor.from_local(mine, mesh, [pd.Shard(0)], shape=torch.Size((rows, 256)), stride=(256, 1))
-        return x.redistribute(placements=[pd.Replicate()]).to_local().sum()
+        def ours(g: Any, mine: Any = mine, shape: Any = shape, dim: int = dim, torchs: Any = torchs) -> Any:
+            if dist.get_backend(g) == "gloo":
+                return torchs(g)
+            mesh = meshes.get(id(g)) or meshes.setdefault(id(g), DeviceMesh.from_group(g, "cpu"))
+            x = pd.DTensor.from_local(mine, mesh, [pd.Shard(dim)], shape=shape, stride=(shape[1], 1))
+            return x.redistribute(placements=[pd.Replicate()]).to_local().sum()
 
-    yield "uneven shards, torch's DTensor", f"{rows} x 256", torchs
-    yield "uneven shards, phalanx.dtensor", f"{rows} x 256", ours
+        moved = " x ".join(map(str, shape))
+        yield f"uneven shards of dim {dim}, torch's DTensor", moved, torchs
+        yield f"uneven shards of dim {dim}, phalanx.dtensor", moved, ours
 
 
 def rank_main(rank: int, ranks: int, path: str, rounds: int, answers: Any) -> None:
@@ -127,10 +156,10 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     for ranks in options.ranks:
         rows += answer_of(rank_main, ranks, options.rounds)
-    print(f"{'ranks':>5} {'case':32}{'moved':>14}{'phalanx us':>12}{'gloo us':>12}{'gloo/phalanx':>14}")
+    print(f"{'ranks':>5} {'case':42}{'moved':>14}{'phalanx us':>12}{'gloo us':>12}{'gloo/phalanx':>14}")
     for row in rows:
         print(
-            f"{row['ranks']:5} {row['case']:32}{row['moved']:>14}{row['phalanx']:12.1f}{row['gloo']:12.1f}"
+            f"{row['ranks']:5} {row['case']:42}{row['moved']:>14}{row['phalanx']:12.1f}{row['gloo']:12.1f}"
             f"{row['gloo'] / row['phalanx']:14.2f}"
         )
     save(rows, options.json)

@@ -46,10 +46,10 @@ constexpr Op kOps[] = {
     {"reduce_scatter_tensor_out",
      "(Tensor input, str reduce_op, int group_size, str group_name, *, Tensor(a!) out) -> ()",
      reduce_scatter_tensor_out, true},
-    // torch has none such: sizes[i] rows of dim 0 come from rank i, or go there. A result may not depend on what the
+    // torch has none such: sizes[i] indices of `dim` come from rank i, or go there. A result may not depend on what the
     // arguments do not say, so this rank's size is one of them.
-    {"all_gather_v", "(Tensor input, SymInt[] sizes, str group_name) -> Tensor", all_gather_v, true},
-    {"reduce_scatter_v", "(Tensor input, str reduce_op, SymInt[] sizes, SymInt own, str group_name) -> Tensor",
+    {"all_gather_v", "(Tensor input, SymInt[] sizes, int dim, str group_name) -> Tensor", all_gather_v, true},
+    {"reduce_scatter_v", "(Tensor input, str reduce_op, SymInt[] sizes, SymInt own, int dim, str group_name) -> Tensor",
      reduce_scatter_v, true},
     {"all_to_all_single",
      "(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor",

@@ -1,5 +1,6 @@
 // all_gather_into_tensor, also into memory of the caller, and all_gather_v.
 #include "output.h"
+#include "parts.h"
 #include "rows.h"
 
 namespace phxt {
@@ -41,20 +42,31 @@ void all_gather_into_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
 void all_gather_v(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
   IntList list(stack[1]);
-  String group_name(stack[2]);
+  String group_name(stack[3]);
+  const auto dim = static_cast<int64_t>(stack[2]);
   const Call call = route("all_gather_v", input, group_name);
-  if (!call) return fallback(call, group_name, stack, input, list, group_name);
+  if (!call) return fallback(call, group_name, stack, input, list, dim, group_name);
   const Operand in = read_operand(input, call.gpu);
-  if (in.dims == 0)
-    call.refuse("the input has no dims, so it cannot be joined along one; give a tensor of at least one dim");
-  const std::vector<int64_t> rows = check_sizes(call, list.values());
-  check_own(call, rows, in.sizes[0], "dim 0 of the input");
-  Tensor result = empty(with_dim0(in, sum_of(rows)), in.dtype, call.gpu);
-  const Operand out = fresh_output(result, in, sum_of(rows) * in.numel_of_row());
-  const std::vector<size_t> counts = in_elements(rows, in);
-  run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
-    return phx_all_gather_v(call.handle(), in.data, out.data, counts.data(), in.type.code, call.options(), work);
-  });
+  const Parts parts(call, in, dim, list.values());
+  parts.check_own(call, in.sizes[dim], "dim " + std::to_string(dim) + " of the input");
+  Tensor result = empty(parts.shape(in, parts.sum()), in.dtype, call.gpu);
+  const Operand out = fresh_output(result, in, parts.numel(parts.sum()));
+  const auto side_by_side = [&](const Operand &to, phx_work **work) {
+    return phx_all_gather_v(call.handle(), in.data, to.data, parts.counts().data(), in.type.code, call.options(), work);
+  };
+  if (parts.one_after_another()) {
+    run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) { return side_by_side(out, work); });
+  } else if (call.gpu == kHost && !parts.rows_are_short()) {
+    run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
+      return phx_all_gather_blocks(call.handle(), in.data, parts.blocks(out).data(), in.type.code, nullptr, work);
+    });
+  } else {
+    const Tensor made = empty(&out.numel, 1, in.dtype, call.gpu);
+    const Operand flat = fresh_output(made, in, out.numel);
+    check_core(side_by_side(flat, nullptr));
+    parts.place(flat, out);
+    if (call.gpu != kHost) mark_output(call, result, kEverything);
+  }
   stack[0] = result.release();
 }
 

@@ -68,7 +68,7 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
   const bool even = output_list.empty() && input_list.empty();
   const std::vector<int64_t> input_rows = check_splits(call, "input_split_sizes", input_list.values(), in.sizes[0]);
   const std::vector<int64_t> output_rows = check_splits(call, "output_split_sizes", output_list.values(), in.sizes[0]);
-  check_sum(call, "input_split_sizes", input_rows, in.sizes[0]);
+  check_sum(call, "input_split_sizes", sum_of(input_rows), in.sizes[0], 0);
   const int64_t rows = sum_of(output_rows);
   Tensor result = empty(with_dim0(in, rows), in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, rows * in.numel_of_row());

@@ -1,6 +1,7 @@
 // all_reduce and reduce_scatter_tensor, each also into memory of the caller, and reduce_scatter_v.
 #include "host_memory.h"
 #include "output.h"
+#include "parts.h"
 #include "phalanx_torch.h"
 #include "rows.h"
 
@@ -79,25 +80,37 @@ void reduce_scatter_tensor_out(StableIValue *stack, uint64_t, uint64_t) {
 
 void reduce_scatter_v(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
-  String reduce_op(stack[1]), group_name(stack[4]);
+  String reduce_op(stack[1]), group_name(stack[5]);
   IntList list(stack[2]);
-  const auto own = static_cast<int64_t>(stack[3]);
+  const auto own = static_cast<int64_t>(stack[3]), dim = static_cast<int64_t>(stack[4]);
   const int32_t reduction = parse_reduction("reduce_scatter_v", reduce_op.view());
   const Call call = route("reduce_scatter_v", input, group_name);
-  if (!call) return fallback(call, group_name, stack, input, reduce_op, list, own, group_name);
+  if (!call) return fallback(call, group_name, stack, input, reduce_op, list, own, dim, group_name);
   const Operand in = read_operand(input, call.gpu);
   check_reduction(call, reduction, in.type);
-  if (in.dims == 0) call.refuse("the input has no dims, so it cannot be split; give a tensor of at least one dim");
-  const std::vector<int64_t> rows = check_sizes(call, list.values());
-  check_sum(call, "sizes", rows, in.sizes[0]);
-  check_own(call, rows, own, "own");
-  Tensor result = empty(with_dim0(in, own), in.dtype, call.gpu);
-  const Operand out = fresh_output(result, in, own * in.numel_of_row());
-  const std::vector<size_t> counts = in_elements(rows, in);
-  run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
-    return phx_reduce_scatter_v(call.handle(), in.data, out.data, counts.data(), in.type.code, reduction,
+  const Parts parts(call, in, dim, list.values());
+  check_sum(call, "sizes", parts.sum(), in.sizes[dim], dim);
+  parts.check_own(call, own, "own");
+  Tensor result = empty(parts.shape(in, own), in.dtype, call.gpu);
+  const Operand out = fresh_output(result, in, parts.numel(own));
+  const auto side_by_side = [&](const Operand &from, phx_work **work) {
+    return phx_reduce_scatter_v(call.handle(), from.data, out.data, parts.counts().data(), in.type.code, reduction,
                                 call.options(), work);
-  });
+  };
+  if (parts.one_after_another()) {
+    run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) { return side_by_side(in, work); });
+  } else if (call.gpu == kHost && !parts.rows_are_short()) {
+    run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
+      return phx_reduce_scatter_blocks(call.handle(), parts.blocks(in).data(), out.data, in.type.code, reduction,
+                                       nullptr, work);
+    });
+  } else {
+    const Tensor made = empty(&in.numel, 1, in.dtype, call.gpu);
+    const Operand flat = fresh_output(made, in, in.numel);
+    parts.collect(in, flat);
+    check_core(side_by_side(flat, nullptr));
+    if (call.gpu != kHost) mark_output(call, result, out.range());
+  }
   stack[0] = result.release();
 }
 

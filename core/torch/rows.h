@@ -36,13 +36,6 @@ inline std::vector<int64_t> check_sizes(const Call &call, std::vector<int64_t> s
   return sizes;
 }
 
-// Refuses sizes that say something else of this rank than `name`, which is `own`.
-inline void check_own(const Call &call, const std::vector<int64_t> &sizes, int64_t own, const char *name) {
-  if (const int64_t said = sizes[static_cast<size_t>(call.group->rank)]; said != own)
-    call.refuse("sizes has " + std::to_string(said) + " for this rank, group rank " + std::to_string(call.group->rank) +
-                ", but " + name + " is " + std::to_string(own));
-}
-
 // Rows of dim 0 for each rank. An empty list is an even split.
 inline std::vector<int64_t> check_splits(const Call &call, const char *name, std::vector<int64_t> splits,
                                          int64_t rows) {
@@ -56,11 +49,11 @@ inline std::vector<int64_t> check_splits(const Call &call, const char *name, std
   return check_sizes(call, std::move(splits), name);
 }
 
-// Refuses splits of a tensor that do not add up to its rows.
-inline void check_sum(const Call &call, const char *name, const std::vector<int64_t> &splits, int64_t rows) {
-  if (const int64_t sum = sum_of(splits); sum != rows)
-    call.refuse(std::string(name) + " add up to " + std::to_string(sum) + ", but dim 0 of the input has size " +
-                std::to_string(rows));
+// Refuses splits of a tensor that do not add up to the size of the dim.
+inline void check_sum(const Call &call, const char *name, int64_t sum, int64_t size, int64_t dim) {
+  if (sum != size)
+    call.refuse(std::string(name) + " add up to " + std::to_string(sum) + ", but dim " + std::to_string(dim) +
+                " of the input has size " + std::to_string(size));
 }
 
 inline std::vector<size_t> in_elements(const std::vector<int64_t> &rows, const Operand &like) {

@@ -39,6 +39,8 @@ def calls(inputs, group, size, manager):
             results.append(pc.all_to_all_single(x, mine, uneven, group))
             results.append(pc.reduce_scatter_v(x, "sum", uneven, 0, group))
             results.append(pc.all_gather_v(x[: mine[0]], uneven, 0, group))
+            results.append(pc.reduce_scatter_v(x.t(), "sum", uneven, 1, group))
+            results.append(pc.all_gather_v(x.t()[:, : mine[0]], uneven, -1, group))
         results.append(pc.all_reduce(torch.tensor(2.5), "sum", group))
         results.append(pc.all_gather_tensor(torch.tensor(True), 0, group))
         results.append(pc.all_reduce(torch.tensor([1 + 2j]), "sum", group))

@@ -21,8 +21,8 @@ def calls(size, name):
         ("all_reduce", "avg", name),
         ("all_gather_into_tensor", size, name),
         ("reduce_scatter_tensor", "sum", size, name),
-        ("all_gather_v", [size] * size, name),
-        ("reduce_scatter_v", "sum", even, 1, name),
+        ("all_gather_v", [size] * size, 0, name),
+        ("reduce_scatter_v", "sum", even, 1, 0, name),
         ("all_to_all_single", even, even, name),
         ("broadcast", size - 1, name),
     ):

@@ -39,8 +39,11 @@ def tracing(rank, _):
         (lambda x: pc.all_gather_tensor(x, 1, sub), ("phalanx.all_gather_into_tensor", 2, name)),
         (lambda x: pc.reduce_scatter_tensor(x, "avg", 0, sub), ("phalanx.reduce_scatter_tensor", "avg", 2, name)),
         (lambda x: pc.reduce_scatter_tensor(x, "sum", -1, sub), ("phalanx.reduce_scatter_tensor", "sum", 2, name)),
-        (lambda x: pc.all_gather_v(x, [8, 1], 0, sub), ("phalanx.all_gather_v", [8, 1], name)),
-        (lambda x: pc.reduce_scatter_v(x, "sum", [5, 3], 0, sub), ("phalanx.reduce_scatter_v", "sum", [5, 3], 5, name)),
+        (lambda x: pc.all_gather_v(x, [8, 1], 0, sub), ("phalanx.all_gather_v", [8, 1], 0, name)),
+        (
+            lambda x: pc.reduce_scatter_v(x, "sum", [5, 3], 0, sub),
+            ("phalanx.reduce_scatter_v", "sum", [5, 3], 5, 0, name),
+        ),
         (lambda x: pc.broadcast(x, 1, sub), ("phalanx.broadcast", 1, name)),
         (lambda x: pc.all_to_all_single(x, None, None, sub), ("phalanx.all_to_all_single", [], [], name)),
         (lambda x: pc.all_to_all_single(x, [1, 2], [3, 5], sub), ("phalanx.all_to_all_single", [1, 2], [3, 5], name)),

@@ -106,6 +106,51 @@ def test_every_op_gives_what_one_process_computes(size):
     run_ranks(each_op, size, start_torch=True, timeout=120)
 
 
+def along_dims(rank, size):
+    """Rows that the core reads and writes where they lie, and shorter ones; small, and of several chunks."""
+    group = dist.group.WORLD
+    for shape in ((2, 3, 16), (3, 2, 5), (7, 40, 9), (1, 12, 8), (64, 4 * size, 512), (900, 300)):
+        for dim in range(-1, len(shape) - 1):
+            dims = [data(r, shape, seed=dim) for r in range(size)]
+            x = dims[rank]
+            same(pc.all_gather_tensor(x, dim, group), torch.cat(dims, dim))
+            same(
+                pc.all_gather_tensor(x.transpose(0, -1), dim, group), torch.cat([y.transpose(0, -1) for y in dims], dim)
+            )
+            rows = shape[dim]
+            sizes = [rows + 3, 0, *[1] * (size - 2)]
+            parts = [
+                data(r, [sizes[r] if d == dim % len(shape) else n for d, n in enumerate(shape)]) for r in range(size)
+            ]
+            whole = torch.cat(parts, dim)
+            gathered = pc.all_gather_v(parts[rank], sizes, dim, group)
+            assert type(gathered) is pc.AsyncCollectiveTensor
+            same(gathered, whole)
+            wholes = [data(r, whole.shape, seed=7) for r in range(size)]
+            same(
+                pc.reduce_scatter_v(wholes[rank], "sum", sizes, dim, group),
+                reduced(wholes, "sum").split(sizes, dim)[rank],
+            )
+            if rows % size == 0:
+                same(pc.reduce_scatter_tensor(x, "max", dim, group), reduced(dims, "max").chunk(size, dim)[rank])
+    pair = torch.complex(*[data(rank, (3, 8), seed=s) for s in (1, 2)])
+    pairs = [torch.complex(*[data(r, (3, 8), seed=s) for s in (1, 2)]) for r in range(size)]
+    same(pc.all_gather_tensor(pair, 1, group), torch.cat(pairs, 1))
+    same(
+        pc.reduce_scatter_v(pair, "sum", [6, 2, *[0] * (size - 2)], 1, group),
+        sum(pairs).split([6, 2, *[0] * (size - 2)], 1)[rank],
+    )
+    late = pc.all_gather_v(data(rank, (64, 32)), [32] * size, 1, group)  # several in flight
+    later = pc.reduce_scatter_v(data(rank, (4, 32 * size)), "sum", [32] * size, 1, group)
+    same(later, sum(data(r, (4, 32 * size)) for r in range(size)).split(32, 1)[rank])
+    same(late, torch.cat([data(r, (64, 32)) for r in range(size)], 1))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_parts_along_any_dim_are_read_and_written_where_they_lie(size):  # F9, F27
+    run_ranks(along_dims, size, start_torch=True, timeout=120)
+
+
 def odd_shapes(rank, size):
     group = dist.group.WORLD
     for shape in ((), (0,), (0, 3), (size, 0), (size,), (1,), (size * 50_000,)):  # the last one does not fit a slot

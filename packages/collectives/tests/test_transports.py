@@ -34,6 +34,10 @@ def each_op(rank, size):
     assert torch.equal(pc.all_gather_v(parts[rank], sizes, 0, group) + 0, torch.cat(parts))
     most = [y[: size + 1] for y in inputs]
     assert torch.equal(pc.reduce_scatter_v(most[rank], "sum", sizes, 0, group) + 0, sum(most).split(sizes)[rank])
+    columns = [y.view(2, size)[:, : sizes[i]] for i, y in enumerate(inputs)]
+    assert torch.equal(pc.all_gather_v(columns[rank], sizes, 1, group) + 0, torch.cat(columns, 1))
+    wide = [y[: size + 1].repeat(3, 1) for y in inputs]
+    assert torch.equal(pc.reduce_scatter_v(wide[rank], "sum", sizes, 1, group) + 0, sum(wide).split(sizes, 1)[rank])
     assert torch.equal(pc.broadcast(x, 1, group) + 0, inputs[1])
     exchanged = torch.cat([y.chunk(size)[rank] for y in inputs])
     assert torch.equal(pc.all_to_all_single(x, None, None, group) + 0, exchanged)

@@ -10,13 +10,14 @@ from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
 from phalanx.collectives._errors import fail
 from phalanx.collectives._fast_path import FastPath
 from phalanx.collectives._group_state import GroupState
-from phalanx.collectives._layout import check_dim, joined_at, parts_first
+from phalanx.collectives._layout import check_dim, even_part, joined_at, parts_first
 from phalanx.collectives._library import wait
 from phalanx.collectives._op_table import Collective
 from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, own_rank, traced_name, traced_size
 from phalanx.collectives._registry import ready
 from phalanx.collectives._torch_compat import is_dynamo_compiling, is_plain, is_tracing, is_watched
 from phalanx.collectives._transport import transport_for
+from phalanx.collectives.reductions import check_reduction
 
 # ---- how a collective is called --------------------------------------------------------------------------------------
 
@@ -181,6 +182,11 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
         return joined_at(traced, size, dim)
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
+        if dim != 0:
+            state = state or find(group, tag, "all_gather_tensor")
+            whole = _by_rows(ALL_GATHER_V, state, self, [self.size(dim)] * state.size, dim)
+            if whole is not None:
+                return wait_tensor(whole)
         gathered: torch.Tensor | None = None
         if state is not None and state.fast_path:
             gathered = ALL_GATHER.fast(self, state.size, state.op_name)
@@ -240,6 +246,12 @@ def reduce_scatter_tensor(
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
         state = state or find(group, tag, "reduce_scatter_tensor")
+        if dim != 0:
+            check_reduction("reduce_scatter_tensor", reduceOp)
+            own = even_part(self, state.size, dim)
+            part = _by_rows(REDUCE_SCATTER_V, state, self, reduceOp, [own] * state.size, own, dim)
+            if part is not None:
+                return part
         parts = parts_first(self, state.size, dim)
         if state.fast_path:
             started = REDUCE_SCATTER.fast(parts, reduceOp, state.size, state.op_name)
@@ -266,8 +278,8 @@ def all_gather_v(
         group, tag: As for `all_reduce`.
 
     Returns:
-        A contiguous tensor of the shape of `self`, with sum(sizes) at `gather_dim`: an AsyncCollectiveTensor if
-        gather_dim is 0, and a finished tensor otherwise. Within a coalescing manager: along dim 0 only.
+        A contiguous tensor of the shape of `self`, with sum(sizes) at `gather_dim`: an AsyncCollectiveTensor, or in a
+        compiled graph a finished tensor.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -281,17 +293,14 @@ def all_gather_v(
         torch.Size([3, 4])
     """
     dim = check_dim("all_gather_v", "gather_dim", gather_dim, self.dim())
-    rows = self if dim == 0 else self.movedim(dim, 0)
     counts = _split_sizes("all_gather_v", "sizes", sizes)
     if is_dynamo_compiling():
-        whole = wait(torch.ops.phalanx.all_gather_v(rows, counts, traced_name(group, tag, "all_gather_v")))
-    else:
-        state = _ready(group if type(group) is str else id(group)) if not tag else None
-        try:
-            whole = _uneven(ALL_GATHER_V, state or find(group, tag, "all_gather_v"), rows, counts)
-        except (RuntimeError, ValueError) as error:
-            fail(error)
-    return whole if dim == 0 else wait_tensor(whole).movedim(0, dim).contiguous()
+        return wait(torch.ops.phalanx.all_gather_v(self, counts, dim, traced_name(group, tag, "all_gather_v")))
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
+    try:
+        return _along(ALL_GATHER_V, state or find(group, tag, "all_gather_v"), self, counts, dim)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
 
 
 def reduce_scatter_v(
@@ -315,8 +324,7 @@ def reduce_scatter_v(
 
     Returns:
         The part of this rank: a contiguous tensor of the shape of `self`, with its size at `scatter_dim`. An
-        AsyncCollectiveTensor if scatter_dim is 0; for another dim, the copy into this order may have waited. Within a
-        coalescing manager: along dim 0 only.
+        AsyncCollectiveTensor, or in a compiled graph a finished tensor.
 
     Raises:
         IndexError: There is no such dim; nothing was sent.
@@ -328,21 +336,18 @@ def reduce_scatter_v(
         torch.Size([1, 4])
     """
     dim = check_dim("reduce_scatter_v", "scatter_dim", scatter_dim, self.dim())
-    rows = self if dim == 0 else self.movedim(dim, 0)
     counts = _split_sizes("reduce_scatter_v", "sizes", sizes)
     if is_dynamo_compiling():
         name = traced_name(group, tag, "reduce_scatter_v")
         own = counts[own_rank(name)[0]]
-        part = wait(torch.ops.phalanx.reduce_scatter_v(rows, reduceOp.lower(), counts, own, name))
-    else:
-        state = _ready(group if type(group) is str else id(group)) if not tag else None
-        try:
-            state = state or find(group, tag, "reduce_scatter_v")
-            own = counts[state.group_rank] if state.group_rank < len(counts) else 0
-            part = _uneven(REDUCE_SCATTER_V, state, rows, reduceOp, counts, own)
-        except (RuntimeError, ValueError) as error:
-            fail(error)
-    return part if dim == 0 else wait_tensor(part).movedim(0, dim).contiguous()
+        return wait(torch.ops.phalanx.reduce_scatter_v(self, reduceOp.lower(), counts, own, dim, name))
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
+    try:
+        state = state or find(group, tag, "reduce_scatter_v")
+        own = counts[state.group_rank] if state.group_rank < len(counts) else 0
+        return _along(REDUCE_SCATTER_V, state, self, reduceOp, counts, own, dim)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
 
 
 def broadcast(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") -> torch.Tensor:
@@ -536,11 +541,23 @@ def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
     return tensor.trigger_wait().detach()
 
 
-def _uneven(operation: Operation, group: GroupState, rows: torch.Tensor, *args: Any) -> torch.Tensor:
-    """Start a collective of uneven parts, whose arguments the kernel takes for checked."""
-    operation.collective.check(group, rows, *args)
-    started = operation.fast(rows, *args, group.op_name) if group.fast_path else None
-    return operation.start(group, rows, *args) if started is None else started
+def _along(operation: Operation, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+    """Start a collective of parts along a dim, whose arguments the kernel takes for checked."""
+    operation.collective.check(group, tensor, *args)
+    started = operation.fast(tensor, *args, group.op_name) if group.fast_path else None
+    return operation.start(group, tensor, *args) if started is None else started
+
+
+def _by_rows(operation: Operation, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor | None:
+    """Start a collective of even parts along a dim other than 0, which the core reads and writes where they lie.
+
+    None: that is not for this tensor or group, or is not to be seen in a graph.
+    """
+    started = operation.fast(tensor, *args, group.op_name) if group.fast_path else None
+    if started is not None or is_tracing() or _recording.recorder_on(group) is not None:
+        return started
+    ensure_initialized(group, tensor)
+    return operation.start(group, tensor, *args) if tensor.is_cpu and group.serves(tensor) else None
 
 
 def _split_sizes(operation: str, name: str, sizes: list[int] | None) -> list[int]:

@@ -35,8 +35,8 @@ def contiguous_like(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def parts_first(tensor: torch.Tensor, size: int, dim: int, operation: str = "reduce_scatter_tensor") -> torch.Tensor:
-    """The parts of `tensor` along `dim`, one after another along dim 0.
+def even_part(tensor: torch.Tensor, size: int, dim: int, operation: str = "reduce_scatter_tensor") -> int:
+    """The size of each of `size` equal parts of `tensor` along `dim`.
 
     Raises:
         AssertionError: The dim cannot be split evenly.
@@ -45,6 +45,16 @@ def parts_first(tensor: torch.Tensor, size: int, dim: int, operation: str = "red
         raise AssertionError(
             not_divisible(operation, dim, tensor.size(dim), size, "pad it, split another dim, or use reduce_scatter_v")
         )
+    return tensor.size(dim) // size
+
+
+def parts_first(tensor: torch.Tensor, size: int, dim: int, operation: str = "reduce_scatter_tensor") -> torch.Tensor:
+    """The parts of `tensor` along `dim`, one after another along dim 0.
+
+    Raises:
+        AssertionError: The dim cannot be split evenly.
+    """
+    even_part(tensor, size, dim, operation)
     if dim == 0:
         return tensor
     shape = tensor.shape

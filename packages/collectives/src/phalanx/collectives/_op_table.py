@@ -81,6 +81,10 @@ def _rows(tensor: torch.Tensor, rows: Any) -> torch.Tensor:
     return tensor.new_empty([rows, *tensor.size()[1:]])
 
 
+def _resized(tensor: torch.Tensor, dim: int, size: Any) -> torch.Tensor:
+    return tensor.new_empty([*tensor.size()[:dim], size, *tensor.size()[dim + 1 :]])
+
+
 def _exchanged(tensor: torch.Tensor, output_splits: Sequence[Any], input_splits: Sequence[Any]) -> torch.Tensor:
     return _rows(tensor, sum(output_splits)) if output_splits else contiguous_like(tensor)
 
@@ -106,9 +110,9 @@ def _check_list(operation: str, group: GroupFacts, name: str, sizes: Sequence[in
         raise ValueError(f"{operation}: {name} has a negative entry: {list(sizes)}; sizes are 0 or more")
 
 
-def _check_gathered_v(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[int]) -> None:
+def _check_gathered_v(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[int], dim: int) -> None:
     _check_list("all_gather_v", group, "sizes", sizes)
-    own, rows = sizes[group.group_rank], tensor.size(0)
+    own, rows = sizes[group.group_rank], tensor.size(dim)
     if own != rows:
         raise ValueError(
             f"all_gather_v: sizes has {own} for this rank, but the gathered dim of its tensor has size {rows}; give "
@@ -116,13 +120,15 @@ def _check_gathered_v(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[i
         )
 
 
-def _check_scattered_v(group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int) -> None:
+def _check_scattered_v(
+    group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int, dim: int
+) -> None:
     check_reduction("reduce_scatter_v", reduce_op)
     _check_list("reduce_scatter_v", group, "sizes", sizes)
-    if sum(sizes) != tensor.size(0):
+    if sum(sizes) != tensor.size(dim):
         raise ValueError(
             f"reduce_scatter_v: sizes add up to {sum(sizes)}, but the scattered dim of the tensor has size "
-            f"{tensor.size(0)}; the two must be equal"
+            f"{tensor.size(dim)}; the two must be equal"
         )
 
 
@@ -165,18 +171,24 @@ def _without_dim(gradient: torch.Tensor, shape: Sequence[int], *_: Any) -> torch
 # ---- through torch.distributed ---------------------------------------------------------------------------------------
 
 
-def _all_gather_v_through_torch(group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-    everywhere = torch.cat([tensor] * len(sizes))
-    return _all_to_all_through_torch(group, everywhere, sizes, [tensor.size(0)] * len(sizes))
+def _all_gather_v_through_torch(
+    group: GroupFacts, tensor: torch.Tensor, sizes: Sequence[int], dim: int
+) -> torch.Tensor:
+    everywhere = torch.cat([tensor.movedim(dim, 0)] * len(sizes))
+    started = _all_to_all_through_torch(group, everywhere, sizes, [tensor.size(dim)] * len(sizes))
+    if dim == 0:
+        return started
+    whole: torch.Tensor = torch.ops._c10d_functional.wait_tensor(started)
+    return whole.movedim(0, dim).contiguous()
 
 
 def _reduce_scatter_v_through_torch(
-    group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int
+    group: GroupFacts, tensor: torch.Tensor, reduce_op: str, sizes: Sequence[int], own: int, dim: int
 ) -> torch.Tensor:
     started = torch.ops._c10d_functional.all_reduce(tensor, reduce_op, group.name)
     whole = torch.ops._c10d_functional.wait_tensor(started)
-    part: torch.Tensor = whole.narrow(0, sum(sizes[: group.group_rank]), own).clone()
-    return part
+    part: torch.Tensor = whole.narrow(dim, sum(sizes[: group.group_rank]), own)
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _all_to_all_through_torch(
@@ -228,18 +240,18 @@ REDUCE_SCATTER = Collective(
 ALL_GATHER_V = Collective(
     name="all_gather_v",
     function="all_gather_v",
-    result=lambda tensor, sizes: _rows(tensor, sum(sizes)),
+    result=lambda tensor, sizes, dim: _resized(tensor, dim, sum(sizes)),
     check=_check_gathered_v,
-    adjoint=Adjoint("reduce_scatter_v", lambda shape, sizes: ("sum", sizes, shape[0])),
+    adjoint=Adjoint("reduce_scatter_v", lambda shape, sizes, dim: ("sum", sizes, shape[dim], dim)),
     torch_name="all_gather_into_tensor",
     through_torch=_all_gather_v_through_torch,
 )
 REDUCE_SCATTER_V = Collective(
     name="reduce_scatter_v",
     function="reduce_scatter_v",
-    result=lambda tensor, reduce_op, sizes, own: _rows(tensor, own),
+    result=lambda tensor, reduce_op, sizes, own, dim: _resized(tensor, dim, own),
     check=_check_scattered_v,
-    adjoint=Adjoint("all_gather_v", lambda shape, reduce_op, sizes, own: (sizes,), _divided),
+    adjoint=Adjoint("all_gather_v", lambda shape, reduce_op, sizes, own, dim: (sizes, dim), _divided),
     reduces=True,
     torch_name="reduce_scatter_tensor",
     through_torch=_reduce_scatter_v_through_torch,

@@ -25,7 +25,6 @@ from phalanx.collectives._functional import all_gather_tensor, wait_tensor
 from phalanx.collectives._layout import check_dim
 from phalanx.collectives._p2p import irecv, isend, recv
 from phalanx.collectives._process_group import GroupLike, find, process_group_of
-from phalanx.collectives._torch_compat import is_dynamo_compiling
 
 __all__ = ["all_gather", "gather", "recv_tensor_dict", "send_tensor_dict"]
 
@@ -35,8 +34,7 @@ __all__ = ["all_gather", "gather", "recv_tensor_dict", "send_tensor_dict"]
 def all_gather(tensor: torch.Tensor, group: GroupLike = None, dim: int = -1) -> torch.Tensor:
     """Join the tensors of all ranks along a dim; every rank gets the result. Collective.
 
-    As all_gather_tensor, but complete on return. On a group whose backend for the CPU is `phalanx`, the parts are
-    written where they belong in the result, also if that is in columns: nothing is copied a second time.
+    As all_gather_tensor, but complete on return and without a gradient.
 
     Args:
         tensor: A tensor of at least one dim and of any strides and dtype; shape and dtype are the same on all ranks.
@@ -57,17 +55,8 @@ def all_gather(tensor: torch.Tensor, group: GroupLike = None, dim: int = -1) -> 
                 [0, 1]])
     """
     dim = check_dim("all_gather", "dim", dim, tensor.dim())
-    if dim == 0 or is_dynamo_compiling():
-        return wait_tensor(all_gather_tensor(tensor, dim, group))
-    if _is_one_row(tensor, dim):
-        gathered = wait_tensor(all_gather_tensor(tensor, 0, group))
-        return gathered.view([*tensor.shape[:dim], gathered.size(0) * tensor.size(dim), *tensor.shape[dim + 1 :]])
-    process_group = process_group_of(group, operation="all_gather")
-    if not _writes_columns(process_group):
-        return wait_tensor(all_gather_tensor(tensor, dim, process_group))
-    joined = _room(tensor, process_group, dim)
-    dist.all_gather(list(joined.chunk(process_group.size(), dim)), _call_rows.waited(tensor), process_group)
-    return joined
+    given = tensor.detach() if tensor.requires_grad else tensor
+    return wait_tensor(all_gather_tensor(given, dim, group))
 
 
 def gather(
@@ -109,8 +98,10 @@ def gather(
     root = ranks.index(name)
     given, joined, parts = _call_rows.waited(tensor).detach(), None, None
     if root == process_group.rank():
-        if _is_one_row(tensor, dim) or _writes_columns(process_group):
-            joined = _room(tensor, process_group, dim)
+        if math.prod(tensor.shape[:dim]) == 1 or _writes_columns(process_group):
+            shape = list(tensor.shape)
+            shape[dim] *= len(ranks)
+            joined = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
             parts = list(joined.chunk(len(ranks), dim))
         else:
             parts = [torch.empty_like(given, memory_format=torch.contiguous_format) for _ in ranks]
@@ -120,20 +111,9 @@ def gather(
     return torch.cat(parts, dim) if joined is None and parts is not None else joined
 
 
-def _is_one_row(tensor: torch.Tensor, dim: int) -> bool:
-    """Whether a part along `dim` is one piece of memory in the result."""
-    return math.prod(tensor.shape[:dim]) == 1
-
-
 def _writes_columns(group: dist.ProcessGroup) -> bool:
     """Whether the backend of a group writes parts of a list where they lie, however that is."""
     return "cpu:phalanx" in dist.get_backend_config(group).split(",")
-
-
-def _room(tensor: torch.Tensor, group: dist.ProcessGroup, dim: int) -> torch.Tensor:
-    shape = list(tensor.shape)
-    shape[dim] *= group.size()
-    return torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
 
 
 # ---- dicts of tensors ------------------------------------------------------------------------------------------------
