@@ -100,6 +100,17 @@ def redistributions(rank: int, ranks: int) -> Iterator[Case]:
 
     import phalanx.dtensor as pd
 
+    for n in (512, 4096):
+        rows = torch.ones(n // ranks, n)
+
+        def turned(g: Any, rows: Any = rows) -> Any:
+            mesh = DeviceMesh.from_group(g, "cpu")
+            if dist.get_backend(g) == "gloo":
+                x = DTensor.from_local(rows, mesh, [Shard(0)], run_check=False)
+                return x.redistribute(placements=[Shard(1)]).to_local()
+            return pd.DTensor.from_local(rows, mesh, [pd.Shard(0)]).redistribute(placements=[pd.Shard(1)]).to_local()
+
+        yield "Shard(0) to Shard(1)", f"{n} x {n}", turned
     length = 1024 * ranks - 1  # the last rank has one less
     meshes: dict[int, DeviceMesh] = {}
     for dim in (0, 1):

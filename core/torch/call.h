@@ -111,7 +111,7 @@ void run(const Call &call, const Tensor &tensor, const Range &output, const void
 using Kernel = void(StableIValue *stack, uint64_t inputs, uint64_t outputs);
 Kernel all_reduce, all_reduce_, reduce_scatter_tensor, reduce_scatter_tensor_out, reduce_scatter_v;
 Kernel all_gather_into_tensor, all_gather_into_tensor_out, all_gather_v;
-Kernel all_to_all_single, broadcast, broadcast_, wait_tensor, wait_tensor_;
+Kernel all_to_all_single, shard_dim_alltoall, broadcast, broadcast_, wait_tensor, wait_tensor_;
 Kernel all_reduce_coalesced, all_reduce_coalesced_, all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced;
 Kernel symm_arena, arena_view, arena_release_;
 Kernel mm_into_, bmm_into_, addmm_into_;

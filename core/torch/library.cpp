@@ -54,6 +54,9 @@ constexpr Op kOps[] = {
     {"all_to_all_single",
      "(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor",
      all_to_all_single, true},
+    // As torch's _dtensor::shard_dim_alltoall: split along one dim, and joined along another.
+    {"shard_dim_alltoall", "(Tensor input, int gather_dim, int shard_dim, int group_size, str group_name) -> Tensor",
+     shard_dim_alltoall, true},
     {"broadcast", "(Tensor input, int src, str group_name) -> Tensor", broadcast, false},
     {"broadcast_", "(Tensor(a!) input, int src, str group_name) -> ()", broadcast_, false},
     {"all_reduce_coalesced", "(Tensor[] inputs, str reduce_op, str group_name) -> Tensor[]", all_reduce_coalesced,

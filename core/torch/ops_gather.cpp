@@ -56,9 +56,9 @@ void all_gather_v(StableIValue *stack, uint64_t, uint64_t) {
   };
   if (parts.one_after_another()) {
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) { return side_by_side(out, work); });
-  } else if (call.gpu == kHost && !parts.rows_are_short()) {
+  } else if (parts.are_blocks(call.gpu)) {
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
-      return phx_all_gather_blocks(call.handle(), in.data, parts.blocks(out).data(), in.type.code, nullptr, work);
+      return phx_all_gather_blocks(call.handle(), in.data, parts.blocks(out.data).data(), in.type.code, nullptr, work);
     });
   } else {
     const Tensor made = empty(&out.numel, 1, in.dtype, call.gpu);

@@ -1,7 +1,8 @@
-// broadcast, in place and not, and all_to_all_single.
+// broadcast, in place and not, all_to_all_single, and shard_dim_alltoall.
 #include <cstring>
 
 #include "output.h"
+#include "parts.h"
 #include "rows.h"
 
 namespace phxt {
@@ -84,6 +85,62 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
       return phx_all_to_all_v(call.handle(), in.data, in_counts.data(), out.data, out_counts.data(), in.type.code,
                               call.options(), work);
     });
+  }
+  stack[0] = result.release();
+}
+
+void shard_dim_alltoall(StableIValue *stack, uint64_t, uint64_t) {
+  Tensor input(stack[0]);
+  String group_name(stack[4]);
+  const auto gather_dim = static_cast<int64_t>(stack[1]), shard_dim = static_cast<int64_t>(stack[2]),
+             group_size = static_cast<int64_t>(stack[3]);
+  const Call call = route("shard_dim_alltoall", input, group_name);
+  if (!call) return fallback(call, group_name, stack, input, gather_dim, shard_dim, group_size, group_name);
+  check_group_size(call, group_size);
+  const Operand in = read_operand(input, call.gpu);
+  if (gather_dim == shard_dim)
+    call.refuse("gather_dim and shard_dim are both " + std::to_string(shard_dim) + "; give two dims");
+  const Parts sent = Parts::even(call, in, shard_dim);
+  // What goes from one rank to another.
+  const std::vector<int64_t> shape = sent.shape(in, in.sizes[shard_dim] / group_size);
+  Operand piece;
+  piece.type = in.type;
+  piece.dims = in.dims;
+  piece.sizes = shape.data();
+  const auto ranks = static_cast<size_t>(group_size);
+  const int64_t own = gather_dim >= 0 && gather_dim < in.dims ? in.sizes[gather_dim] : 0;
+  const Parts received(call, piece, gather_dim, std::vector<int64_t>(ranks, own));
+  Tensor result = empty(received.shape(piece, received.sum()), in.dtype, call.gpu);
+  const Operand out = fresh_output(result, in, in.numel);
+
+  const bool packs = !sent.are_blocks(call.gpu), unpacks = !received.are_blocks(call.gpu);
+  Tensor packed, unpacked;
+  Operand from, to;
+  if (packs) {
+    packed = empty(&in.numel, 1, in.dtype, call.gpu);
+    from = fresh_output(packed, in, in.numel);
+    sent.collect(in, from);
+  }
+  if (unpacks) {
+    unpacked = empty(&in.numel, 1, in.dtype, call.gpu);
+    to = fresh_output(unpacked, in, in.numel);
+  }
+  const void *const source = packs ? from.data : in.data;
+  void *const target = unpacks ? to.data : out.data;
+  const bool is_flat = (packs || sent.one_after_another()) && (unpacks || received.one_after_another());
+  const auto issue = [&](phx_work **work) {
+    if (is_flat)
+      return phx_all_to_all(call.handle(), source, target, in.count() / ranks, in.type.code, call.options(), work);
+    return phx_all_to_all_blocks(call.handle(), (packs ? sent.flat_blocks(source) : sent.blocks(source)).data(),
+                                 (unpacks ? received.flat_blocks(target) : received.blocks(target)).data(),
+                                 in.type.code, nullptr, work);
+  };
+  if (unpacks) {
+    check_core(issue(nullptr));
+    received.place(to, out);
+    if (call.gpu != kHost) mark_output(call, result, kEverything);
+  } else {
+    run(call, result, out.range(), source, in.bytes(), issue);
   }
   stack[0] = result.release();
 }

@@ -99,9 +99,9 @@ void reduce_scatter_v(StableIValue *stack, uint64_t, uint64_t) {
   };
   if (parts.one_after_another()) {
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) { return side_by_side(in, work); });
-  } else if (call.gpu == kHost && !parts.rows_are_short()) {
+  } else if (parts.are_blocks(call.gpu)) {
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
-      return phx_reduce_scatter_blocks(call.handle(), parts.blocks(in).data(), out.data, in.type.code, reduction,
+      return phx_reduce_scatter_blocks(call.handle(), parts.blocks(in.data).data(), out.data, in.type.code, reduction,
                                        nullptr, work);
     });
   } else {

@@ -25,6 +25,14 @@ int64_t checked(const Call &call, const Operand &like, int64_t dim) {
   return dim;
 }
 
+std::vector<int64_t> evenly(const Call &call, const Operand &whole, int64_t dim) {
+  const int64_t size = whole.sizes[checked(call, whole, dim)], ranks = call.group->size;
+  if (size % ranks != 0)
+    call.refuse("dim " + std::to_string(dim) + " has size " + std::to_string(size) +
+                ", which is not divisible by the group size " + std::to_string(ranks));
+  return std::vector<int64_t>(static_cast<size_t>(ranks), size / ranks);
+}
+
 }  // namespace
 
 Parts::Parts(const Call &call, const Operand &like, int64_t dim, std::vector<int64_t> sizes)
@@ -32,6 +40,10 @@ Parts::Parts(const Call &call, const Operand &like, int64_t dim, std::vector<int
   for (int64_t i = 0; i < dim_; ++i) outer_ *= like.sizes[i];
   for (int64_t i = dim_ + 1; i < like.dims; ++i) inner_ *= like.sizes[i];
   sum_ = sum_of(sizes_);
+}
+
+Parts Parts::even(const Call &call, const Operand &whole, int64_t dim) {
+  return Parts(call, whole, dim, evenly(call, whole, dim));
 }
 
 std::vector<int64_t> Parts::shape(const Operand &like, int64_t size) const {
@@ -59,15 +71,19 @@ std::vector<size_t> Parts::counts() const {
   return counts;
 }
 
-std::vector<phx_block> Parts::blocks(const Operand &whole) const {
+std::vector<phx_block> Parts::blocks(const void *whole) const { return blocks_at(whole, !one_after_another()); }
+std::vector<phx_block> Parts::flat_blocks(const void *flat) const { return blocks_at(flat, false); }
+
+std::vector<phx_block> Parts::blocks_at(const void *data, bool in_rows) const {
   std::vector<phx_block> blocks;
   blocks.reserve(sizes_.size());
-  char *at = static_cast<char *>(whole.data);
+  char *at = static_cast<char *>(const_cast<void *>(data));
+  const size_t stride = static_cast<size_t>(sum_ * inner_) * type_.lanes;
   for (const int64_t size : sizes_) {
     const size_t row = static_cast<size_t>(size * inner_) * type_.lanes;
-    const size_t stride = row == 0 ? 0 : static_cast<size_t>(sum_ * inner_) * type_.lanes;
-    blocks.push_back({at, static_cast<size_t>(outer_) * row, row, stride});
-    at += size * inner_ * type_.bytes;
+    const bool has_rows = in_rows && row != 0;
+    blocks.push_back({at, static_cast<size_t>(outer_) * row, has_rows ? row : 0, has_rows ? stride : 0});
+    at += (in_rows ? 1 : outer_) * size * inner_ * type_.bytes;
   }
   return blocks;
 }

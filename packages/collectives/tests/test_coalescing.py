@@ -33,6 +33,7 @@ def calls(inputs, group, size, manager):
             results.append(pc.broadcast(x, i % size, group))
             results.append(pc.all_to_all_single(x, None, None, group))
             results.append(pc.permute_tensor(x, ring, group))
+            results.append(pc.shard_dim_alltoall(x, 1, 0, group))
             rows = x.size(0) // size
             uneven = [rows + 1, rows - 1, *[rows] * (size - 2)] if rows else [0] * size
             mine = [uneven[dist.get_rank(group)]] * size

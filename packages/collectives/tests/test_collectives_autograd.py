@@ -68,6 +68,12 @@ def cases(size):
     yield "broadcast", shape, lambda x, g: pc.broadcast(x, size - 1, g), lambda xs: [xs[-1]] * size
     yield "all_to_all", shape, lambda x, g: pc.all_to_all_single(x, None, None, g), lambda xs: exchange(xs, even)
     yield (
+        "shard_dim_alltoall",  # F29
+        shape,
+        lambda x, g: pc.shard_dim_alltoall(x, 1, 0, g),
+        lambda xs: [torch.cat([x.chunk(size)[i] for x in xs], 1) for i in range(size)],
+    )
+    yield (
         "strided",
         shape,
         lambda x, g: pc.all_reduce(x.permute(2, 0, 1), "sum", g),

@@ -46,6 +46,8 @@ def tracing(rank, _):
         ),
         (lambda x: pc.broadcast(x, 1, sub), ("phalanx.broadcast", 1, name)),
         (lambda x: pc.all_to_all_single(x, None, None, sub), ("phalanx.all_to_all_single", [], [], name)),
+        (lambda x: pc.shard_dim_alltoall(x, 1, 0, sub), ("phalanx.all_to_all_single", [], [], name)),  # F29
+        (lambda x: pc.shard_dim_alltoall(x, 0, 1, sub), ("phalanx.all_to_all_single", [], [], name)),
         (lambda x: pc.all_to_all_single(x, [1, 2], [3, 5], sub), ("phalanx.all_to_all_single", [1, 2], [3, 5], name)),
         (lambda x: pc.all_reduce_(x.clone(), "sum", sub), ("phalanx.all_reduce", "sum", name)),
     ):

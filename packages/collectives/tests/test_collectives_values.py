@@ -1,5 +1,7 @@
 """What the collectives compute, against one process and against torch's own."""
 
+import itertools
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -86,6 +88,10 @@ def each_op(rank, size):
         for src in range(size):
             same(pc.broadcast(mine, src, group), inputs[src])
         same(pc.all_to_all_single(mine, None, None, group), torch.cat([x.chunk(size)[rank] for x in inputs]))
+        for join, split in ((0, 2), (2, 0), (1, -1), (1, 0)):  # F29
+            moved = pc.shard_dim_alltoall(mine, join, split, group)
+            assert moved.is_contiguous()
+            same(moved, torch.cat([x.chunk(size, split)[rank] for x in inputs], join))
         split = [[(i + 2 * j) % 3 for j in range(size)] for i in range(size)]  # rows [from][to]
         rows = [data(r, (sum(split[r]), 2), dtype, seed=1) for r in range(size)]
         received = [split[r][rank] for r in range(size)]
@@ -133,6 +139,12 @@ def along_dims(rank, size):
             )
             if rows % size == 0:
                 same(pc.reduce_scatter_tensor(x, "max", dim, group), reduced(dims, "max").chunk(size, dim)[rank])
+        for join, split in itertools.permutations(range(len(shape)), 2):
+            inputs = [
+                data(r, [n * size if d == split else n for d, n in enumerate(shape)], seed=9) for r in range(size)
+            ]
+            wanted = torch.cat([y.chunk(size, split)[rank] for y in inputs], join)
+            same(pc.shard_dim_alltoall(inputs[rank], join, split, group), wanted)
     pair = torch.complex(*[data(rank, (3, 8), seed=s) for s in (1, 2)])
     pairs = [torch.complex(*[data(r, (3, 8), seed=s) for s in (1, 2)]) for r in range(size)]
     same(pc.all_gather_tensor(pair, 1, group), torch.cat(pairs, 1))
@@ -147,7 +159,7 @@ def along_dims(rank, size):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_parts_along_any_dim_are_read_and_written_where_they_lie(size):  # F9, F27
+def test_parts_along_any_dim_are_read_and_written_where_they_lie(size):  # F9, F27, F29
     run_ranks(along_dims, size, start_torch=True, timeout=120)
 
 

@@ -73,14 +73,14 @@ def attends(mesh, placements, lengths, causal, dtype=torch.float64, scale=None, 
     wanted.backward(upstream)
     ours = [distribute_tensor(one, mesh, placements).requires_grad_() for one in whole]
     given = distribute_tensor(upstream, mesh, placements)
-    kept = comm._all_gather, comm._all_to_all
-    comm._all_gather = comm._all_to_all = refuse
+    kept = comm._all_gather, comm._all_to_all, comm._shard_dim_alltoall
+    comm._all_gather = comm._all_to_all = comm._shard_dim_alltoall = refuse
     try:
         found = functional.scaled_dot_product_attention(*ours, is_causal=causal, scale=scale)
         assert found.placements == tuple(placements)
         found.backward(given)
     finally:
-        comm._all_gather, comm._all_to_all = kept
+        comm._all_gather, comm._all_to_all, comm._shard_dim_alltoall = kept
     close(found, wanted, **tolerance)
     for one, other in zip(ours, theirs, strict=True):
         assert one.grad.placements == tuple(placements)

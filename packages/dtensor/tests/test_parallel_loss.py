@@ -17,16 +17,16 @@ from ranks import run_ranks
 @contextlib.contextmanager
 def nothing_gathered():
     """No tensor of more than `largest` elements is sent within."""
-    kept = comm._all_gather, comm._all_to_all
+    kept = comm._all_gather, comm._all_to_all, comm._shard_dim_alltoall
 
     def refuse(x, *args):
         raise AssertionError(f"{x.shape} is gathered")
 
-    comm._all_gather = comm._all_to_all = refuse
+    comm._all_gather = comm._all_to_all = comm._shard_dim_alltoall = refuse
     try:
         yield
     finally:
-        comm._all_gather, comm._all_to_all = kept
+        comm._all_gather, comm._all_to_all, comm._shard_dim_alltoall = kept
 
 
 def close(ours, theirs, **kwargs):

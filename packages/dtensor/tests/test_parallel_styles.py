@@ -32,7 +32,7 @@ WIDTH, HEADS, BATCH, LENGTH = 16, 4, 2, 8
 @contextlib.contextmanager
 def counted():
     """The number of each collective that DTensors do within."""
-    names = ("_all_gather", "_all_reduce", "_reduce_scatter", "_all_to_all")
+    names = ("_all_gather", "_all_reduce", "_reduce_scatter", "_all_to_all", "_shard_dim_alltoall")
     kept = {name: getattr(comm, name) for name in names}
     counts = dict.fromkeys((name[1:] for name in names), 0)
 
@@ -131,8 +131,14 @@ def models(mesh, plan):
 
 def trains_as_one_process(mesh, rank):
     for plan, counts_expected in (
-        (TENSOR_PARALLEL, {"all_gather": 0, "all_reduce": 4, "reduce_scatter": 0, "all_to_all": 0}),
-        (SEQUENCE_PARALLEL, {"all_gather": 4, "all_reduce": 0, "reduce_scatter": 4, "all_to_all": 0}),
+        (
+            TENSOR_PARALLEL,
+            {"all_gather": 0, "all_reduce": 4, "reduce_scatter": 0, "all_to_all": 0, "shard_dim_alltoall": 0},
+        ),
+        (
+            SEQUENCE_PARALLEL,
+            {"all_gather": 4, "all_reduce": 0, "reduce_scatter": 4, "all_to_all": 0, "shard_dim_alltoall": 0},
+        ),
     ):
         reference, model = models(mesh, plan)
         by_sequence = plan is SEQUENCE_PARALLEL

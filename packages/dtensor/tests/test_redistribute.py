@@ -110,9 +110,9 @@ def collect(call, inputs, order):
         results = list(REDUCE[call.op](given).chunk(count, call.dim))
     else:
         assert call.name == "all_to_all"
-        assert given[0].size(0) % count == 0
-        parts = [one.chunk(count) for one in given]
-        results = [torch.cat([part[i] for part in parts]) for i in range(count)]
+        assert given[0].size(call.target_dim) % count == 0
+        parts = [one.chunk(count, call.target_dim) for one in given]
+        results = [torch.cat([part[i] for part in parts], call.dim) for i in range(count)]
     return {at: result.contiguous() for at, result in zip(order, results, strict=True)}
 
 

@@ -264,7 +264,7 @@ def pending(rank, size):
         ((P(),), (R,)): True,
         ((P(),), (Shard(1),)): True,
         ((Shard(0),), (Shard(1),)): True,
-        ((Shard(1),), (Shard(0),)): False,  # what comes is joined along dim 1
+        ((Shard(1),), (Shard(0),)): True,  # what comes is written along dim 1
         ((R,), (Shard(0),)): False,
         ((Shard(0),), (SizedShard(0, (1, 5)),)): False,
     }

@@ -33,6 +33,7 @@ try:
         broadcast_,
         reduce_scatter_tensor,
         reduce_scatter_v,
+        shard_dim_alltoall,
         wait_tensor,
     )
     from phalanx.collectives._functional_coalesced import (
@@ -129,6 +130,7 @@ __all__ = [
     "reduce_scatter_tensor_inplace",
     "reduce_scatter_v",
     "send",
+    "shard_dim_alltoall",
     "wait_tensor",
 ]
 

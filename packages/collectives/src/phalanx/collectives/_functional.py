@@ -97,6 +97,7 @@ REDUCE_SCATTER = Operation(_op_table.REDUCE_SCATTER)
 ALL_GATHER_V = Operation(_op_table.ALL_GATHER_V)
 REDUCE_SCATTER_V = Operation(_op_table.REDUCE_SCATTER_V)
 ALL_TO_ALL = Operation(_op_table.ALL_TO_ALL)
+SHARD_DIM_ALLTOALL = Operation(_op_table.SHARD_DIM_ALLTOALL)
 BROADCAST = Operation(_op_table.BROADCAST)
 _ALL_REDUCE_ = InPlaceOperation(_op_table.ALL_REDUCE)
 _BROADCAST_ = InPlaceOperation(_op_table.BROADCAST)
@@ -436,6 +437,59 @@ def all_to_all_single(
             if started is not None:
                 return started
         return ALL_TO_ALL.start(state or find(group, tag, "all_to_all_single"), self, output_rows, input_rows)
+    except (RuntimeError, ValueError) as error:
+        fail(error)
+
+
+def shard_dim_alltoall(
+    self: torch.Tensor, gather_dim: int, shard_dim: int, group: GroupLike, tag: str = ""
+) -> torch.Tensor:
+    """Split the tensor along one dim, send a part to each rank, and join what comes along another dim. Collective.
+
+    A tensor that is sharded over the group along `gather_dim` becomes one that is sharded along `shard_dim`, as from
+    tokens to heads in sequence parallelism. As torch's DTensor does it (_dtensor::shard_dim_alltoall). Differentiable.
+
+    Args:
+        self: A tensor of at least two dims and of any strides and dtype; shape and dtype are the same on all ranks.
+        gather_dim: The dim along which to join; negative ones count from the end.
+        shard_dim: The dim along which to split, another one. Its size must be divisible by the group size.
+        group, tag: As for `all_reduce`.
+
+    Returns:
+        A contiguous tensor of the shape of `self`, with `gather_dim` group-size times as long and `shard_dim` divided
+        by the group size: an AsyncCollectiveTensor, or in a compiled graph a finished tensor.
+
+    Raises:
+        AssertionError: The size is not divisible by the group size; nothing was sent.
+        IndexError: There is no such dim; nothing was sent.
+        ValueError: The two dims are one; nothing was sent.
+        PhalanxError: As for `all_reduce`.
+
+    Example:
+        >>> shard_dim_alltoall(torch.tensor([[10 * rank, 10 * rank + 1]]), 0, 1, group)  # on rank 1
+        AsyncCollectiveTensor(tensor([[ 1],
+                [11]]))
+    """
+    name = "shard_dim_alltoall"
+    join, split = (
+        check_dim(name, "gather_dim", gather_dim, self.dim()),
+        check_dim(name, "shard_dim", shard_dim, self.dim()),
+    )
+    if is_dynamo_compiling():  # a compiler merges the permutations into what is before and after
+        group_name = traced_name(group, tag, name)
+        size = traced_size(group_name)
+        _op_table.check_two_dims(size, self, join, split)
+        parts = parts_first(self, size, split)
+        return joined_at(wait(torch.ops.phalanx.all_to_all_single(parts, [], [], group_name)), size, join)
+    state = _ready(group if type(group) is str else id(group)) if not tag else None
+    try:
+        state = state or find(group, tag, name)
+        _op_table.check_two_dims(state.size, self, join, split)
+        if state.fast_path:
+            started = SHARD_DIM_ALLTOALL.fast(self, join, split, state.size, state.op_name)
+            if started is not None:
+                return started
+        return SHARD_DIM_ALLTOALL.start(state, self, join, split)
     except (RuntimeError, ValueError) as error:
         fail(error)
 

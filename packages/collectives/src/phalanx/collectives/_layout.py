@@ -35,16 +35,20 @@ def contiguous_like(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def even_part(tensor: torch.Tensor, size: int, dim: int, operation: str = "reduce_scatter_tensor") -> int:
+def even_part(
+    tensor: torch.Tensor,
+    size: int,
+    dim: int,
+    operation: str = "reduce_scatter_tensor",
+    advice: str = "pad it, split another dim, or use reduce_scatter_v",
+) -> int:
     """The size of each of `size` equal parts of `tensor` along `dim`.
 
     Raises:
         AssertionError: The dim cannot be split evenly.
     """
     if tensor.size(dim) % size != 0:
-        raise AssertionError(
-            not_divisible(operation, dim, tensor.size(dim), size, "pad it, split another dim, or use reduce_scatter_v")
-        )
+        raise AssertionError(not_divisible(operation, dim, tensor.size(dim), size, advice))
     return tensor.size(dim) // size
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from phalanx.collectives._layout import contiguous_like, no_dims, not_divisible
+from phalanx.collectives._layout import contiguous_like, even_part, joined_at, no_dims, not_divisible, parts_first
 from phalanx.collectives.reductions import check_reduction
 from phalanx.core import lib
 
@@ -85,6 +85,13 @@ def _resized(tensor: torch.Tensor, dim: int, size: Any) -> torch.Tensor:
     return tensor.new_empty([*tensor.size()[:dim], size, *tensor.size()[dim + 1 :]])
 
 
+def _redivided(tensor: torch.Tensor, gather_dim: int, shard_dim: int, size: Any) -> torch.Tensor:
+    shape = list(tensor.size())
+    shape[gather_dim] *= size
+    shape[shard_dim] //= size
+    return tensor.new_empty(shape)
+
+
 def _exchanged(tensor: torch.Tensor, output_splits: Sequence[Any], input_splits: Sequence[Any]) -> torch.Tensor:
     return _rows(tensor, sum(output_splits)) if output_splits else contiguous_like(tensor)
 
@@ -130,6 +137,16 @@ def _check_scattered_v(
             f"reduce_scatter_v: sizes add up to {sum(sizes)}, but the scattered dim of the tensor has size "
             f"{tensor.size(dim)}; the two must be equal"
         )
+
+
+def check_two_dims(size: int, tensor: torch.Tensor, gather_dim: int, shard_dim: int) -> None:
+    """Refuse one dim in place of two for shard_dim_alltoall, and one that cannot be split among `size` ranks."""
+    if gather_dim == shard_dim:
+        raise ValueError(
+            f"shard_dim_alltoall: gather_dim and shard_dim are both {shard_dim}; give two dims, or use "
+            "all_to_all_single along dim 0"
+        )
+    even_part(tensor, size, shard_dim, "shard_dim_alltoall", "pad it, or split another dim")
 
 
 def _check_splits(
@@ -202,6 +219,15 @@ def _all_to_all_through_torch(
     return exchanged
 
 
+def _shard_dim_alltoall_through_torch(
+    group: GroupFacts, tensor: torch.Tensor, gather_dim: int, shard_dim: int, size: int
+) -> torch.Tensor:
+    started = _all_to_all_through_torch(group, parts_first(tensor, size, shard_dim), (), ())
+    if gather_dim == 0:
+        return started
+    return joined_at(torch.ops._c10d_functional.wait_tensor(started), size, gather_dim)
+
+
 # ---- the records -----------------------------------------------------------------------------------------------------
 
 ALL_REDUCE = Collective(
@@ -266,6 +292,16 @@ ALL_TO_ALL = Collective(
     torch_name="all_to_all_single",
     through_torch=_all_to_all_through_torch,
 )
+SHARD_DIM_ALLTOALL = Collective(
+    name="shard_dim_alltoall",
+    function="shard_dim_alltoall",
+    result=_redivided,
+    check=lambda group, tensor, gather_dim, shard_dim: check_two_dims(group.size, tensor, gather_dim, shard_dim),
+    adjoint=Adjoint("shard_dim_alltoall", lambda shape, gather_dim, shard_dim, size: (shard_dim, gather_dim, size)),
+    torch_name="all_to_all_single",
+    through_torch=_shard_dim_alltoall_through_torch,
+    takes_size=True,
+)
 BROADCAST = Collective(
     name="broadcast",
     function="broadcast",
@@ -276,7 +312,16 @@ BROADCAST = Collective(
     kind=int(lib.PHX_CALL_BROADCAST),
     torch_name="broadcast",
 )
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_GATHER_V, REDUCE_SCATTER_V, ALL_TO_ALL, BROADCAST)
+COLLECTIVES = (
+    ALL_REDUCE,
+    ALL_GATHER,
+    REDUCE_SCATTER,
+    ALL_GATHER_V,
+    REDUCE_SCATTER_V,
+    ALL_TO_ALL,
+    SHARD_DIM_ALLTOALL,
+    BROADCAST,
+)
 
 # The gradient of broadcast: the sum on the source and zeros elsewhere. It is an op of its own because its result
 # depends on the rank, and a compiled graph must not: torch's caches give one rank the graphs of another.

@@ -26,7 +26,7 @@ TAG = 0x70687864
 _Pending = pc.AsyncCollectiveTensor
 _all_gather, _all_reduce, _reduce_scatter = pc.all_gather_tensor, pc.all_reduce, pc.reduce_scatter_tensor
 _all_gather_v, _reduce_scatter_v = pc.all_gather_v, pc.reduce_scatter_v
-_all_to_all, _wait = pc.all_to_all_single, pc.wait_tensor
+_all_to_all, _shard_dim_alltoall, _wait = pc.all_to_all_single, pc.shard_dim_alltoall, pc.wait_tensor
 
 
 def wait_if_pending(tensor: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ def bind(call: Call, mesh: Mesh | None) -> Local:
         "reduce_scatter": lambda x: _reduce_scatter(x, op, dim, name),
         "all_gather_v": lambda x: _all_gather_v(x, sizes, dim, name),
         "reduce_scatter_v": lambda x: _reduce_scatter_v(x, op, sizes, dim, name),
-        "all_to_all": lambda x: _all_to_all(x, None, None, name),
+        "all_to_all": lambda x: _shard_dim_alltoall(x, dim, call.target_dim, name),
     }
     return calls[call.name]
 

@@ -25,13 +25,14 @@ Boxes: TypeAlias = list[_layout.Block]
 
 class Call(NamedTuple):
     """A collective on one tensor: "all_gather" and "reduce_scatter" (along `dim`), with `sizes` "all_gather_v" and
-    "reduce_scatter_v", "all_reduce", "all_to_all" (even, along dim 0) over a mesh dim; "exchange" of a flat buffer
-    among ranks.
+    "reduce_scatter_v", "all_reduce", "all_to_all" (from shards of `dim` to shards of `target_dim`) over a mesh dim;
+    "exchange" of a flat buffer among ranks.
     """
 
     name: str
     mesh_dim: int  # -1 for an exchange among `peers` of several mesh dims
     dim: int = 0  # of the tensor
+    target_dim: int = 0
     op: str = ""  # the reduction
     peers: tuple[int, ...] = ()  # for an exchange, the numbers of the ranks, ascending
     sent: tuple[int, ...] = ()  # for an exchange, how many elements go to each peer
@@ -211,31 +212,13 @@ def _padded(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
 
 def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:
     source, target = step.source[mesh_dim], step.target[mesh_dim]
-    ranks, order = place.mesh_shape[mesh_dim], place.orders[mesh_dim]
+    order = place.orders[mesh_dim]
     a, b = split_dim(source), split_dim(target)
     assert a is not None
     assert b is not None
     if a == b or not (_is_plain(source, seen[a], order) and _is_plain(target, seen[b], order)):
         return _exchange(step, place)
-    shape = list(seen)  # of what goes from one rank to another
-    shape[a] //= ranks
-    shape[b] //= ranks
-    flat = [ranks * shape[0], *shape[1:]]
-    cut = [*shape[:b], ranks, *shape[b:]]
-    result = list(seen)
-    result[b] //= ranks
-    first = [b, *(dim for dim in range(len(cut)) if dim != b)]
-    back = [*range(1, a + 1), 0, *range(a + 1, len(cut))]
-
-    def split(local: torch.Tensor) -> torch.Tensor:
-        return local.reshape(cut).permute(first).reshape(flat)
-
-    def joined(parts: torch.Tensor) -> torch.Tensor:
-        # Not a view that happens to fit: kernels that read memory as it lies need the stride of the spec.
-        return parts.view([ranks, *shape]).permute(back).contiguous().view(result)
-
-    # Along dim 0 the parts already lie one after another.
-    return Action(None if b == 0 else split, Call("all_to_all", mesh_dim), None if a == 0 else joined)
+    return Action(None, Call("all_to_all", mesh_dim, dim=a, target_dim=b), None)
 
 
 # ---- any shards ------------------------------------------------------------------------------------------------------
