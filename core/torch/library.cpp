@@ -54,8 +54,10 @@ constexpr Op kOps[] = {
     {"all_to_all_single",
      "(Tensor input, SymInt[] output_split_sizes, SymInt[] input_split_sizes, str group_name) -> Tensor",
      all_to_all_single, true},
-    // As torch's _dtensor::shard_dim_alltoall: split along one dim, and joined along another.
-    {"shard_dim_alltoall", "(Tensor input, int gather_dim, int shard_dim, int group_size, str group_name) -> Tensor",
+    // As torch's _dtensor::shard_dim_alltoall, also with uneven parts: split along one dim, and joined along another.
+    {"shard_dim_alltoall",
+     "(Tensor input, SymInt[] gather_sizes, SymInt[] shard_sizes, SymInt own, int gather_dim, int shard_dim, "
+     "str group_name) -> Tensor",
      shard_dim_alltoall, true},
     {"broadcast", "(Tensor input, int src, str group_name) -> Tensor", broadcast, false},
     {"broadcast_", "(Tensor(a!) input, int src, str group_name) -> ()", broadcast_, false},

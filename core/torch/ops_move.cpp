@@ -91,27 +91,28 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
 
 void shard_dim_alltoall(StableIValue *stack, uint64_t, uint64_t) {
   Tensor input(stack[0]);
-  String group_name(stack[4]);
-  const auto gather_dim = static_cast<int64_t>(stack[1]), shard_dim = static_cast<int64_t>(stack[2]),
-             group_size = static_cast<int64_t>(stack[3]);
+  IntList gather_list(stack[1]), shard_list(stack[2]);
+  String group_name(stack[6]);
+  const auto own = static_cast<int64_t>(stack[3]), gather_dim = static_cast<int64_t>(stack[4]),
+             shard_dim = static_cast<int64_t>(stack[5]);
   const Call call = route("shard_dim_alltoall", input, group_name);
-  if (!call) return fallback(call, group_name, stack, input, gather_dim, shard_dim, group_size, group_name);
-  check_group_size(call, group_size);
+  if (!call)
+    return fallback(call, group_name, stack, input, gather_list, shard_list, own, gather_dim, shard_dim, group_name);
   const Operand in = read_operand(input, call.gpu);
   if (gather_dim == shard_dim)
     call.refuse("gather_dim and shard_dim are both " + std::to_string(shard_dim) + "; give two dims");
-  const Parts sent = Parts::even(call, in, shard_dim);
-  // What goes from one rank to another.
-  const std::vector<int64_t> shape = sent.shape(in, in.sizes[shard_dim] / group_size);
-  Operand piece;
-  piece.type = in.type;
-  piece.dims = in.dims;
-  piece.sizes = shape.data();
-  const auto ranks = static_cast<size_t>(group_size);
-  const int64_t own = gather_dim >= 0 && gather_dim < in.dims ? in.sizes[gather_dim] : 0;
-  const Parts received(call, piece, gather_dim, std::vector<int64_t>(ranks, own));
-  Tensor result = empty(received.shape(piece, received.sum()), in.dtype, call.gpu);
-  const Operand out = fresh_output(result, in, in.numel);
+  const Parts sent(call, in, shard_dim, shard_list.values(), "shard_sizes");
+  check_sum(call, "shard_sizes", sent.sum(), in.sizes[shard_dim], shard_dim);
+  sent.check_own(call, own, "own");
+  const std::vector<int64_t> part = sent.shape(in, own);  // of this rank's input, which goes to itself
+  Operand like;
+  like.type = in.type;
+  like.dims = in.dims;
+  like.sizes = part.data();
+  const Parts received(call, like, gather_dim, gather_list.values(), "gather_sizes");
+  received.check_own(call, in.sizes[gather_dim], "dim " + std::to_string(gather_dim) + " of the input");
+  Tensor result = empty(received.shape(like, received.sum()), in.dtype, call.gpu);
+  const Operand out = fresh_output(result, in, received.numel(received.sum()));
 
   const bool packs = !sent.are_blocks(call.gpu), unpacks = !received.are_blocks(call.gpu);
   Tensor packed, unpacked;
@@ -122,15 +123,19 @@ void shard_dim_alltoall(StableIValue *stack, uint64_t, uint64_t) {
     sent.collect(in, from);
   }
   if (unpacks) {
-    unpacked = empty(&in.numel, 1, in.dtype, call.gpu);
-    to = fresh_output(unpacked, in, in.numel);
+    unpacked = empty(&out.numel, 1, in.dtype, call.gpu);
+    to = fresh_output(unpacked, in, out.numel);
   }
   const void *const source = packs ? from.data : in.data;
   void *const target = unpacks ? to.data : out.data;
   const bool is_flat = (packs || sent.one_after_another()) && (unpacks || received.one_after_another());
   const auto issue = [&](phx_work **work) {
+    // Even parts have one shape on all ranks, so all ranks make the same call.
+    if (is_flat && sent.are_even() && received.are_even())
+      return phx_all_to_all(call.handle(), source, target, sent.counts()[0], in.type.code, call.options(), work);
     if (is_flat)
-      return phx_all_to_all(call.handle(), source, target, in.count() / ranks, in.type.code, call.options(), work);
+      return phx_all_to_all_v(call.handle(), source, sent.counts().data(), target, received.counts().data(),
+                              in.type.code, call.options(), work);
     return phx_all_to_all_blocks(call.handle(), (packs ? sent.flat_blocks(source) : sent.blocks(source)).data(),
                                  (unpacks ? received.flat_blocks(target) : received.blocks(target)).data(),
                                  in.type.code, nullptr, work);

@@ -1,5 +1,7 @@
 #include "parts.h"
 
+#include <algorithm>
+
 #include "rows.h"
 
 namespace phxt {
@@ -25,25 +27,17 @@ int64_t checked(const Call &call, const Operand &like, int64_t dim) {
   return dim;
 }
 
-std::vector<int64_t> evenly(const Call &call, const Operand &whole, int64_t dim) {
-  const int64_t size = whole.sizes[checked(call, whole, dim)], ranks = call.group->size;
-  if (size % ranks != 0)
-    call.refuse("dim " + std::to_string(dim) + " has size " + std::to_string(size) +
-                ", which is not divisible by the group size " + std::to_string(ranks));
-  return std::vector<int64_t>(static_cast<size_t>(ranks), size / ranks);
-}
-
 }  // namespace
 
-Parts::Parts(const Call &call, const Operand &like, int64_t dim, std::vector<int64_t> sizes)
-    : dim_(checked(call, like, dim)), sizes_(check_sizes(call, std::move(sizes))), type_(like.type) {
+Parts::Parts(const Call &call, const Operand &like, int64_t dim, std::vector<int64_t> sizes, const char *name)
+    : name_(name), dim_(checked(call, like, dim)), sizes_(check_sizes(call, std::move(sizes), name)), type_(like.type) {
   for (int64_t i = 0; i < dim_; ++i) outer_ *= like.sizes[i];
   for (int64_t i = dim_ + 1; i < like.dims; ++i) inner_ *= like.sizes[i];
   sum_ = sum_of(sizes_);
 }
 
-Parts Parts::even(const Call &call, const Operand &whole, int64_t dim) {
-  return Parts(call, whole, dim, evenly(call, whole, dim));
+bool Parts::are_even() const {
+  return std::all_of(sizes_.begin(), sizes_.end(), [this](int64_t size) { return size == sizes_[0]; });
 }
 
 std::vector<int64_t> Parts::shape(const Operand &like, int64_t size) const {
@@ -54,8 +48,8 @@ std::vector<int64_t> Parts::shape(const Operand &like, int64_t size) const {
 
 void Parts::check_own(const Call &call, int64_t own, const std::string &name) const {
   if (const int64_t said = sizes_[static_cast<size_t>(call.group->rank)]; said != own)
-    call.refuse("sizes has " + std::to_string(said) + " for this rank, group rank " + std::to_string(call.group->rank) +
-                ", but " + name + " is " + std::to_string(own));
+    call.refuse(std::string(name_) + " has " + std::to_string(said) + " for this rank, group rank " +
+                std::to_string(call.group->rank) + ", but " + name + " is " + std::to_string(own));
 }
 
 bool Parts::rows_are_short() const {

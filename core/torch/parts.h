@@ -12,9 +12,8 @@ namespace phxt {
 class Parts {
  public:
   // One of `sizes` for each rank, along `dim` of a tensor whose other sizes are those of `like`. Refuses what does not
-  // fit.
-  Parts(const Call &call, const Operand &like, int64_t dim, std::vector<int64_t> sizes);
-  static Parts even(const Call &call, const Operand &whole, int64_t dim);  // all of one size
+  // fit; `name` is that of the argument that has the sizes.
+  Parts(const Call &call, const Operand &like, int64_t dim, std::vector<int64_t> sizes, const char *name = "sizes");
 
   int64_t sum() const { return sum_; }                                  // the size of the dim
   int64_t numel(int64_t size) const { return outer_ * size * inner_; }  // of a part, or of the whole
@@ -22,6 +21,7 @@ class Parts {
   // Refuses sizes that say something else of this rank than `name`, which is `own`.
   void check_own(const Call &call, int64_t own, const std::string &name) const;
 
+  bool are_even() const;
   bool one_after_another() const { return outer_ <= 1; }
   // Whether the core reads and writes them where they lie. On GPUs it cannot, and short rows torch copies faster.
   bool are_blocks(int32_t gpu) const { return one_after_another() || (gpu == kHost && !rows_are_short()); }
@@ -37,6 +37,7 @@ class Parts {
   std::vector<phx_block> blocks_at(const void *data, bool in_rows) const;
   void move(const Operand &flat, const Operand &whole, bool to_whole) const;
 
+  const char *const name_;
   const int64_t dim_;
   const std::vector<int64_t> sizes_;
   int64_t outer_ = 1, inner_ = 1, sum_ = 0;

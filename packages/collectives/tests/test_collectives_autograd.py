@@ -73,6 +73,13 @@ def cases(size):
         lambda x, g: pc.shard_dim_alltoall(x, 1, 0, g),
         lambda xs: [torch.cat([x.chunk(size)[i] for x in xs], 1) for i in range(size)],
     )
+    lengths, cuts = [1, 2, 1, 2][:size], [0, shape[0], *[0] * (size - 2)]
+    yield (
+        "uneven shard_dim_alltoall",
+        shape,
+        lambda x, g: pc.shard_dim_alltoall(x[:, : lengths[dist.get_rank()]], 1, 0, g, "", lengths, cuts),
+        lambda xs: [torch.cat([x[:, : lengths[i]].split(cuts)[r] for i, x in enumerate(xs)], 1) for r in range(size)],
+    )
     yield (
         "strided",
         shape,

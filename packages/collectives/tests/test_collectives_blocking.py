@@ -24,7 +24,7 @@ def calls(size, name):
         ("all_gather_v", [size] * size, 0, name),
         ("reduce_scatter_v", "sum", even, 1, 0, name),
         ("all_to_all_single", even, even, name),
-        ("shard_dim_alltoall", 1, 0, size, name),
+        ("shard_dim_alltoall", [3] * size, even, 1, 1, 0, name),
         ("broadcast", size - 1, name),
     ):
         yield getattr(ops, op), getattr(ops, f"blocking_{op}"), args

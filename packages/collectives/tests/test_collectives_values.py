@@ -145,6 +145,13 @@ def along_dims(rank, size):
             ]
             wanted = torch.cat([y.chunk(size, split)[rank] for y in inputs], join)
             same(pc.shard_dim_alltoall(inputs[rank], join, split, group), wanted)
+            lengths, cuts = [shape[join] + r % 2 for r in range(size)], [0, 5, *[2] * (size - 2)]
+            inputs = [
+                data(r, [lengths[r] if d == join else sum(cuts) if d == split else n for d, n in enumerate(shape)])
+                for r in range(size)
+            ]
+            wanted = torch.cat([y.split(cuts, split)[rank] for y in inputs], join)
+            same(pc.shard_dim_alltoall(inputs[rank], join, split, group, "", lengths, cuts), wanted)
     pair = torch.complex(*[data(rank, (3, 8), seed=s) for s in (1, 2)])
     pairs = [torch.complex(*[data(r, (3, 8), seed=s) for s in (1, 2)]) for r in range(size)]
     same(pc.all_gather_tensor(pair, 1, group), torch.cat(pairs, 1))

@@ -46,6 +46,9 @@ def each_op(rank, size):
     assert torch.equal(pc.shard_dim_alltoall(x.view(2, size), 0, 1, group) + 0, moved)
     moved = torch.cat([y.view(size, 2).chunk(size, 0)[rank] for y in inputs], 1)
     assert torch.equal(pc.shard_dim_alltoall(x.view(size, 2), 1, 0, group) + 0, moved)
+    cuts = [0, 2, *[0] * (size - 2)]
+    moved = torch.cat([y.view(size, 2)[: sizes[i]].split(cuts, 1)[rank] for i, y in enumerate(inputs)])
+    assert torch.equal(pc.shard_dim_alltoall(x.view(size, 2)[: sizes[rank]], 0, 1, group, "", sizes, cuts) + 0, moved)
     y = x.clone()
     assert pc.all_reduce_(y, "min", group) is y and torch.equal(y, inputs[0])
     assert pc.broadcast_(y.copy_(x), 0, group) is y and torch.equal(y, inputs[0])

@@ -108,6 +108,10 @@ def collect(call, inputs, order):
     elif call.name == "reduce_scatter":
         assert given[0].size(call.dim) % count == 0
         results = list(REDUCE[call.op](given).chunk(count, call.dim))
+    elif call.name == "all_to_all_v":
+        assert tuple(one.size(call.dim) for one in given) == call.sizes
+        parts = [one.split(call.target_sizes, call.target_dim) for one in given]
+        results = [torch.cat([part[i] for part in parts], call.dim) for i in range(count)]
     else:
         assert call.name == "all_to_all"
         assert given[0].size(call.target_dim) % count == 0

@@ -442,7 +442,13 @@ def all_to_all_single(
 
 
 def shard_dim_alltoall(
-    self: torch.Tensor, gather_dim: int, shard_dim: int, group: GroupLike, tag: str = ""
+    self: torch.Tensor,
+    gather_dim: int,
+    shard_dim: int,
+    group: GroupLike,
+    tag: str = "",
+    gather_sizes: list[int] | None = None,
+    shard_sizes: list[int] | None = None,
 ) -> torch.Tensor:
     """Split the tensor along one dim, send a part to each rank, and join what comes along another dim. Collective.
 
@@ -450,19 +456,24 @@ def shard_dim_alltoall(
     tokens to heads in sequence parallelism. As torch's DTensor does it (_dtensor::shard_dim_alltoall). Differentiable.
 
     Args:
-        self: A tensor of at least two dims and of any strides and dtype; shape and dtype are the same on all ranks.
+        self: A tensor of at least two dims and of any strides and dtype. Shape and dtype are the same on all ranks, but
+            for `gather_dim` where `gather_sizes` say so.
         gather_dim: The dim along which to join; negative ones count from the end.
-        shard_dim: The dim along which to split, another one. Its size must be divisible by the group size.
+        shard_dim: The dim along which to split, another one.
         group, tag: As for `all_reduce`.
+        gather_sizes: The size of `gather_dim` on each rank, by group rank.
+        shard_sizes: The size of each rank's part of `shard_dim`, by group rank. Both lists are the same on all ranks;
+            without them all parts are of one size.
 
     Returns:
-        A contiguous tensor of the shape of `self`, with `gather_dim` group-size times as long and `shard_dim` divided
-        by the group size: an AsyncCollectiveTensor, or in a compiled graph a finished tensor.
+        A contiguous tensor of the shape of `self`, with the sum of the sizes at `gather_dim` and this rank's size at
+        `shard_dim`: an AsyncCollectiveTensor, or in a compiled graph a finished tensor.
 
     Raises:
-        AssertionError: The size is not divisible by the group size; nothing was sent.
+        AssertionError: Only one of the lists is None, or there are none and `shard_dim` is not divisible by the group
+            size; nothing was sent.
         IndexError: There is no such dim; nothing was sent.
-        ValueError: The two dims are one; nothing was sent.
+        ValueError: The two dims are one, or the sizes do not fit the tensor or the group; nothing was sent.
         PhalanxError: As for `all_reduce`.
 
     Example:
@@ -471,25 +482,35 @@ def shard_dim_alltoall(
                 [11]]))
     """
     name = "shard_dim_alltoall"
-    join, split = (
-        check_dim(name, "gather_dim", gather_dim, self.dim()),
-        check_dim(name, "shard_dim", shard_dim, self.dim()),
-    )
-    if is_dynamo_compiling():  # a compiler merges the permutations into what is before and after
+    join = check_dim(name, "gather_dim", gather_dim, self.dim())
+    split = check_dim(name, "shard_dim", shard_dim, self.dim())
+    if join == split:
+        raise ValueError(f"{name}: gather_dim and shard_dim are both {split}; give two dims")
+    if (gather_sizes is None) != (shard_sizes is None):
+        given, missing = ("gather", "shard") if shard_sizes is None else ("shard", "gather")
+        raise AssertionError(f"{name}: {given}_sizes is given and {missing}_sizes is None; give both, or None for both")
+    state = None
+    if is_dynamo_compiling():
         group_name = traced_name(group, tag, name)
-        size = traced_size(group_name)
-        _op_table.check_two_dims(size, self, join, split)
-        parts = parts_first(self, size, split)
-        return joined_at(wait(torch.ops.phalanx.all_to_all_single(parts, [], [], group_name)), size, join)
-    state = _ready(group if type(group) is str else id(group)) if not tag else None
-    try:
+        rank, size = own_rank(group_name)
+    else:
+        state = _ready(group if type(group) is str else id(group)) if not tag else None
         state = state or find(group, tag, name)
-        _op_table.check_two_dims(state.size, self, join, split)
-        if state.fast_path:
-            started = SHARD_DIM_ALLTOALL.fast(self, join, split, state.size, state.op_name)
-            if started is not None:
-                return started
-        return SHARD_DIM_ALLTOALL.start(state, self, join, split)
+        rank, size = state.group_rank, state.size
+    if gather_sizes is None or shard_sizes is None:
+        own = even_part(self, size, split, name, "pad it, split another dim, or give the sizes")
+        if state is None:  # a compiler merges the permutations into what is before and after
+            moved = wait(torch.ops.phalanx.all_to_all_single(parts_first(self, size, split), [], [], group_name))
+            return joined_at(moved, size, join)
+        joined, parts = [self.size(join)] * size, [own] * size
+    else:
+        joined = _split_sizes(name, "gather_sizes", gather_sizes)
+        parts = _split_sizes(name, "shard_sizes", shard_sizes)
+        own = parts[rank] if rank < len(parts) else 0
+    if state is None:
+        return wait(torch.ops.phalanx.shard_dim_alltoall(self, joined, parts, own, join, split, group_name))
+    try:
+        return _along(SHARD_DIM_ALLTOALL, state, self, joined, parts, own, join, split)
     except (RuntimeError, ValueError) as error:
         fail(error)
 

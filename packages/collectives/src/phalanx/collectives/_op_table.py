@@ -8,13 +8,14 @@ In each function of a record, `args` are the arguments of the op after its tenso
 group; and `group` is the group as this rank sees it.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from phalanx.collectives._layout import contiguous_like, even_part, joined_at, no_dims, not_divisible, parts_first
+from phalanx.collectives._layout import contiguous_like, no_dims, not_divisible
 from phalanx.collectives.reductions import check_reduction
 from phalanx.core import lib
 
@@ -85,11 +86,10 @@ def _resized(tensor: torch.Tensor, dim: int, size: Any) -> torch.Tensor:
     return tensor.new_empty([*tensor.size()[:dim], size, *tensor.size()[dim + 1 :]])
 
 
-def _redivided(tensor: torch.Tensor, gather_dim: int, shard_dim: int, size: Any) -> torch.Tensor:
-    shape = list(tensor.size())
-    shape[gather_dim] *= size
-    shape[shard_dim] //= size
-    return tensor.new_empty(shape)
+def _redivided(
+    tensor: torch.Tensor, gather_sizes: Sequence[Any], shard_sizes: Any, own: Any, gather_dim: int, shard_dim: int
+) -> torch.Tensor:
+    return _resized(_resized(tensor, shard_dim, own), gather_dim, sum(gather_sizes))
 
 
 def _exchanged(tensor: torch.Tensor, output_splits: Sequence[Any], input_splits: Sequence[Any]) -> torch.Tensor:
@@ -139,14 +139,28 @@ def _check_scattered_v(
         )
 
 
-def check_two_dims(size: int, tensor: torch.Tensor, gather_dim: int, shard_dim: int) -> None:
-    """Refuse one dim in place of two for shard_dim_alltoall, and one that cannot be split among `size` ranks."""
-    if gather_dim == shard_dim:
+def _check_two_dims(
+    group: GroupFacts,
+    tensor: torch.Tensor,
+    gather_sizes: Sequence[int],
+    shard_sizes: Sequence[int],
+    own: int,
+    gather_dim: int,
+    shard_dim: int,
+) -> None:
+    _check_list("shard_dim_alltoall", group, "gather_sizes", gather_sizes)
+    _check_list("shard_dim_alltoall", group, "shard_sizes", shard_sizes)
+    here, rows = gather_sizes[group.group_rank], tensor.size(gather_dim)
+    if here != rows:
         raise ValueError(
-            f"shard_dim_alltoall: gather_dim and shard_dim are both {shard_dim}; give two dims, or use "
-            "all_to_all_single along dim 0"
+            f"shard_dim_alltoall: gather_sizes has {here} for this rank, but dim {gather_dim} of its tensor has size "
+            f"{rows}; give the size of that dim on each rank"
         )
-    even_part(tensor, size, shard_dim, "shard_dim_alltoall", "pad it, or split another dim")
+    if sum(shard_sizes) != tensor.size(shard_dim):
+        raise ValueError(
+            f"shard_dim_alltoall: shard_sizes add up to {sum(shard_sizes)}, but dim {shard_dim} of the tensor has size "
+            f"{tensor.size(shard_dim)}; the two must be equal"
+        )
 
 
 def _check_splits(
@@ -220,12 +234,21 @@ def _all_to_all_through_torch(
 
 
 def _shard_dim_alltoall_through_torch(
-    group: GroupFacts, tensor: torch.Tensor, gather_dim: int, shard_dim: int, size: int
+    group: GroupFacts,
+    tensor: torch.Tensor,
+    gather_sizes: Sequence[int],
+    shard_sizes: Sequence[int],
+    own: int,
+    gather_dim: int,
+    shard_dim: int,
 ) -> torch.Tensor:
-    started = _all_to_all_through_torch(group, parts_first(tensor, size, shard_dim), (), ())
-    if gather_dim == 0:
-        return started
-    return joined_at(torch.ops._c10d_functional.wait_tensor(started), size, gather_dim)
+    parts = [part.reshape(-1) for part in tensor.split(list(shard_sizes), shard_dim)]
+    shapes = [_resized(tensor, shard_dim, own).shape for _ in gather_sizes]
+    shapes = [[*shape[:gather_dim], n, *shape[gather_dim + 1 :]] for shape, n in zip(shapes, gather_sizes, strict=True)]
+    counts = [math.prod(shape) for shape in shapes]
+    started = _all_to_all_through_torch(group, torch.cat(parts), counts, [part.numel() for part in parts])
+    moved = torch.ops._c10d_functional.wait_tensor(started).split(counts)
+    return torch.cat([part.view(shape) for part, shape in zip(moved, shapes, strict=True)], gather_dim)
 
 
 # ---- the records -----------------------------------------------------------------------------------------------------
@@ -296,11 +319,19 @@ SHARD_DIM_ALLTOALL = Collective(
     name="shard_dim_alltoall",
     function="shard_dim_alltoall",
     result=_redivided,
-    check=lambda group, tensor, gather_dim, shard_dim: check_two_dims(group.size, tensor, gather_dim, shard_dim),
-    adjoint=Adjoint("shard_dim_alltoall", lambda shape, gather_dim, shard_dim, size: (shard_dim, gather_dim, size)),
+    check=_check_two_dims,
+    adjoint=Adjoint(
+        "shard_dim_alltoall",
+        lambda shape, gather_sizes, shard_sizes, own, gather_dim, shard_dim: (
+            shard_sizes,
+            gather_sizes,
+            shape[gather_dim],
+            shard_dim,
+            gather_dim,
+        ),
+    ),
     torch_name="all_to_all_single",
     through_torch=_shard_dim_alltoall_through_torch,
-    takes_size=True,
 )
 BROADCAST = Collective(
     name="broadcast",

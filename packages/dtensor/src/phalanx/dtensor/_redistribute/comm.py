@@ -68,14 +68,15 @@ def bind(call: Call, mesh: Mesh | None) -> Local:
         return _exchange(call, mesh)
     assert mesh is not None
     name = mesh_groups(mesh)[call.mesh_dim]
-    dim, op, sizes = call.dim, call.op, list(call.sizes)
+    dim, target, op, sizes, wanted = call.dim, call.target_dim, call.op, list(call.sizes), list(call.target_sizes)
     calls: dict[str, Local] = {
         "all_gather": lambda x: _all_gather(x, dim, name),
         "all_reduce": lambda x: _all_reduce(x, op, name),
         "reduce_scatter": lambda x: _reduce_scatter(x, op, dim, name),
         "all_gather_v": lambda x: _all_gather_v(x, sizes, dim, name),
         "reduce_scatter_v": lambda x: _reduce_scatter_v(x, op, sizes, dim, name),
-        "all_to_all": lambda x: _shard_dim_alltoall(x, dim, call.target_dim, name),
+        "all_to_all": lambda x: _shard_dim_alltoall(x, dim, target, name),
+        "all_to_all_v": lambda x: _shard_dim_alltoall(x, dim, target, name, "", sizes, wanted),
     }
     return calls[call.name]
 

@@ -25,8 +25,8 @@ Boxes: TypeAlias = list[_layout.Block]
 
 class Call(NamedTuple):
     """A collective on one tensor: "all_gather" and "reduce_scatter" (along `dim`), with `sizes` "all_gather_v" and
-    "reduce_scatter_v", "all_reduce", "all_to_all" (from shards of `dim` to shards of `target_dim`) over a mesh dim;
-    "exchange" of a flat buffer among ranks.
+    "reduce_scatter_v", "all_reduce", "all_to_all" (from shards of `dim` to shards of `target_dim`, with the sizes of
+    both "all_to_all_v") over a mesh dim; "exchange" of a flat buffer among ranks.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Call(NamedTuple):
     sent: tuple[int, ...] = ()  # for an exchange, how many elements go to each peer
     received: tuple[int, ...] = ()  # and how many come from each
     sizes: tuple[int, ...] = ()  # the size of `dim` on each rank of the group
+    target_sizes: tuple[int, ...] = ()  # and that of `target_dim`
 
 
 class Action(NamedTuple):
@@ -156,6 +157,15 @@ def _is_plain(placement: AnyPlacement, size: IntLikeType, order: Sequence[int]) 
     return all(_runs(placement, size, len(order), at) == [(at * length, length)] for at in order)
 
 
+def _stretches(placement: AnyPlacement, size: int, order: Sequence[int]) -> tuple[int, ...] | None:
+    """The sizes of the pieces in the order of the group, if they lie one after another in it."""
+    runs = [_runs(placement, size, len(order), index) for index in order]
+    flat = [run for own in runs for run in own]
+    if any(start != end for (start, _), end in zip(flat, _ends(flat), strict=False)):
+        return None
+    return tuple(sum(length for _, length in own) for own in runs)
+
+
 def _along_dim(name: str, placement: AnyPlacement, seen: Any, place: Place, mesh_dim: int, op: str = "") -> Action:
     """An all_gather of shards or a reduce_scatter to shards: the call alone where these lie one after another."""
     dim, order = split_dim(placement), place.orders[mesh_dim]
@@ -164,11 +174,10 @@ def _along_dim(name: str, placement: AnyPlacement, seen: Any, place: Place, mesh
         return Action(None, Call(name, mesh_dim, dim=dim, op=op), None)
     if type(seen[dim]) is not int:
         raise Uneven
+    if (found := _stretches(placement, seen[dim], order)) is not None:
+        return Action(None, Call(f"{name}_v", mesh_dim, dim=dim, op=op, sizes=found), None)
     runs = [_runs(placement, seen[dim], len(order), index) for index in order]  # in the order of the group
-    sizes = tuple(sum(length for _, length in own) for own in runs)
-    flat = [run for own in runs for run in own]
-    if all(start == end for (start, _), end in zip(flat, _ends(flat), strict=False)):
-        return Action(None, Call(f"{name}_v", mesh_dim, dim=dim, op=op, sizes=sizes), None)
+    sizes = [sum(length for _, length in own) for own in runs]
     most = max(sizes)
     if name == "reduce_scatter":
         size = sizes[order.index(place.coordinate[mesh_dim])]
@@ -181,7 +190,7 @@ def _along_dim(name: str, placement: AnyPlacement, seen: Any, place: Place, mesh
             after,
         )
     # (where it begins in the whole, which part of the group it is in, where there, length), in the order of the whole
-    found = sorted(
+    pieces = sorted(
         (start, part, at, length)
         for part, own in enumerate(runs)
         for (start, length), at in zip(own, _ends(own), strict=False)
@@ -191,7 +200,7 @@ def _along_dim(name: str, placement: AnyPlacement, seen: Any, place: Place, mesh
 
     def joined(gathered: torch.Tensor) -> torch.Tensor:
         parts = gathered.view(shape).unbind()
-        return torch.cat([parts[part].narrow(dim, at, length) for _, part, at, length in found], dim)
+        return torch.cat([parts[part].narrow(dim, at, length) for _, part, at, length in pieces], dim)
 
     return Action(lambda local: _padded(local, dim, most), Call(name, mesh_dim), joined)
 
@@ -216,9 +225,16 @@ def _all_to_all(step: Step, seen: Any, place: Place, mesh_dim: int) -> Action:
     a, b = split_dim(source), split_dim(target)
     assert a is not None
     assert b is not None
-    if a == b or not (_is_plain(source, seen[a], order) and _is_plain(target, seen[b], order)):
+    if a == b:
         return _exchange(step, place)
-    return Action(None, Call("all_to_all", mesh_dim, dim=a, target_dim=b), None)
+    if _is_plain(source, seen[a], order) and _is_plain(target, seen[b], order):
+        return Action(None, Call("all_to_all", mesh_dim, dim=a, target_dim=b), None)
+    if type(seen[a]) is int and type(seen[b]) is int:
+        sizes, wanted = _stretches(source, seen[a], order), _stretches(target, seen[b], order)
+        if sizes is not None and wanted is not None:
+            call = Call("all_to_all_v", mesh_dim, dim=a, target_dim=b, sizes=sizes, target_sizes=wanted)
+            return Action(None, call, None)
+    return _exchange(step, place)
 
 
 # ---- any shards ------------------------------------------------------------------------------------------------------
