@@ -242,13 +242,13 @@ def _shard_dim_alltoall_through_torch(
     gather_dim: int,
     shard_dim: int,
 ) -> torch.Tensor:
-    parts = [part.reshape(-1) for part in tensor.split(list(shard_sizes), shard_dim)]
+    parts = [part.reshape(-1) for part in torch.split(tensor, list(shard_sizes), shard_dim)]
     shape = list(tensor.shape)
     shape[shard_dim] = own
     shapes = [[*shape[:gather_dim], n, *shape[gather_dim + 1 :]] for n in gather_sizes]
     counts = [math.prod(shape) for shape in shapes]
     started = _all_to_all_through_torch(group, torch.cat(parts), counts, [part.numel() for part in parts])
-    moved = torch.ops._c10d_functional.wait_tensor(started).split(counts)
+    moved = torch.split(torch.ops._c10d_functional.wait_tensor(started), counts)
     return torch.cat([part.view(form) for part, form in zip(moved, shapes, strict=True)], gather_dim)
 
 
