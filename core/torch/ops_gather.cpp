@@ -52,6 +52,7 @@ void all_gather_v(StableIValue *stack, uint64_t, uint64_t) {
   Tensor result = empty(parts.shape(in, parts.sum()), in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, parts.numel(parts.sum()));
   const auto side_by_side = [&](const Operand &to, phx_work **work) {
+    if (parts.are_even()) return all_gather(call, in, to, work);
     return phx_all_gather_v(call.handle(), in.data, to.data, parts.counts().data(), in.type.code, call.options(), work);
   };
   if (parts.one_after_another()) {

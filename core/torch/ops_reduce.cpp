@@ -94,6 +94,7 @@ void reduce_scatter_v(StableIValue *stack, uint64_t, uint64_t) {
   Tensor result = empty(parts.shape(in, own), in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, parts.numel(own));
   const auto side_by_side = [&](const Operand &from, phx_work **work) {
+    if (parts.are_even()) return reduce_scatter(call, from, out, reduction, work);
     return phx_reduce_scatter_v(call.handle(), from.data, out.data, parts.counts().data(), in.type.code, reduction,
                                 call.options(), work);
   };

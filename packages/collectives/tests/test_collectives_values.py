@@ -159,6 +159,15 @@ def along_dims(rank, size):
         pc.reduce_scatter_v(pair, "sum", [6, 2, *[0] * (size - 2)], 1, group),
         sum(pairs).split([6, 2, *[0] * (size - 2)], 1)[rank],
     )
+    mixed = [data(r, (4, 3 * size)) for r in range(size)]  # even parts are one call, whatever the function
+    for dim in (0, 1):
+        rows = mixed[rank].size(dim)
+        by_list = pc.all_gather_v(mixed[rank], [rows] * size, dim, group) if rank else None
+        same(pc.all_gather_tensor(mixed[rank], dim, group) if by_list is None else by_list, torch.cat(mixed, dim))
+    parts = [3] * size
+    by_list = pc.reduce_scatter_v(mixed[rank], "max", parts, 1, group) if rank else None
+    found = pc.reduce_scatter_tensor(mixed[rank], "max", 1, group) if by_list is None else by_list
+    same(found, reduced(mixed, "max").split(parts, 1)[rank])
     late = pc.all_gather_v(data(rank, (64, 32)), [32] * size, 1, group)  # several in flight
     later = pc.reduce_scatter_v(data(rank, (4, 32 * size)), "sum", [32] * size, 1, group)
     same(later, sum(data(r, (4, 32 * size)) for r in range(size)).split(32, 1)[rank])
