@@ -140,6 +140,18 @@ def functional(rank, size):
     assert torch.equal(pc.all_gather_tensor(x.view(2, -1), 1, group) + 0, torch.cat([y.view(2, -1) for y in inputs], 1))
     assert torch.equal(pc.reduce_scatter_tensor(x, "sum", 0, group) + 0, total.chunk(size)[rank])
     assert torch.equal(pc.broadcast(x, 1, group) + 0, inputs[1])
+    for length in (16, 30_000):  # columns, which lie in rows of the whole tensor
+        wide = [torch.arange(3.0 * size * length).view(3, -1) % 7 + each for each in range(size)]
+        cuts = [length - 9, length + 9, *[length] * (size - 2)]
+        assert torch.equal(
+            pc.all_gather_v(wide[rank].split(cuts, 1)[rank], cuts, 1, group) + 0,
+            torch.cat([y.split(cuts, 1)[each] for each, y in enumerate(wide)], 1),
+        )
+        assert torch.equal(pc.reduce_scatter_v(wide[rank], "sum", cuts, 1, group) + 0, sum(wide).split(cuts, 1)[rank])
+        moved = torch.cat([y.chunk(size, 1)[rank] for y in wide])
+        assert torch.equal(pc.shard_dim_alltoall(wide[rank], 0, 1, group) + 0, moved)
+        back = pc.shard_dim_alltoall(moved, 1, 0, group, "", [length] * size, [3] * size)
+        assert torch.equal(back + 0, wide[rank])
     exchanged = torch.cat([y.chunk(size)[rank] for y in inputs])
     assert torch.equal(pc.all_to_all_single(x, None, None, group) + 0, exchanged)
     several = pc.all_reduce_coalesced([x, x.int()], "max", group)
