@@ -172,7 +172,9 @@ def receive_two(rank, world_size, first, second):
             for victim in (0, 2):
                 segment = liar.segments[victim]
                 place = segment.ring(LIAR) + 2 * wire.LINE  # the next line of the ring
-                segment.write(place, struct.pack("<I", 1 << 1 | 1) + second[4:])
+                segment.write(
+                    place, struct.pack("<I", 1 << 1 | 1) + second[4 : wire.LINE]
+                )  # the line after it is empty
                 segment.send(LIAR, first)
             liar.await_others()
             return None

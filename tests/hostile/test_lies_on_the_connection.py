@@ -8,8 +8,20 @@ import resource
 import pytest
 
 import wire
-from liar import BYSTANDER, LIAR, VICTIM, Liar, count_descriptors, group_with_liar, honest_rank, raised, until
-from ranks import run_ranks
+from liar import (
+    BYSTANDER,
+    LIAR,
+    VICTIM,
+    WAIT_SECONDS,
+    Liar,
+    count_descriptors,
+    group_with_liar,
+    honest_rank,
+    raised,
+    until,
+)
+from phalanx.core import FileStore
+from ranks import run_ranks, scratch
 
 QUEUE = 4096  # messages of one peer that may wait unasked: core/src/world/monitor.cpp
 HONEST = (VICTIM, BYSTANDER)
@@ -94,6 +106,7 @@ def descriptors_left(rank, world_size):
         with Liar(rank, world_size) as liar:
             liar.join()
             flood_with_descriptors(liar)
+            liar.store.set("flooded", b"")
             liar.await_others()
             return None
     with honest_rank(rank, world_size) as world:
@@ -101,6 +114,7 @@ def descriptors_left(rank, world_size):
         before = count_descriptors()
         error, peer, _ = raised(group.barrier)
         assert (error, peer) == ("PeerDeadError", LIAR)
+        FileStore(scratch() / "store").wait(["flooded"], WAIT_SECONDS * 1000)  # the other one may say that it is dead
         with contextlib.suppress(TimeoutError):
             until(lambda: count_descriptors() <= before, "what it was sent is closed", seconds=3)
         return count_descriptors() - before
