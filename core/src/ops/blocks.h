@@ -76,6 +76,7 @@ class Blocks {
   // Copies `count` elements of a rank's block of `from` to the same place of its block here.
   void copy_from(const Blocks &from, int rank, size_t first, size_t count,
                  kernels::Copy around = kernels::Copy::kMemcpy) const {
+    if (count == 0) return;
     char *const at = dense(rank, first), *const source = from.dense(rank, first);
     if (at != nullptr && source != nullptr) return deliver_bytes(at, source, count * item_, around);
     each(rank, first, count, [&](char *to, size_t done, size_t bytes) {

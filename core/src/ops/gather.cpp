@@ -40,7 +40,7 @@ class Gather final : public Operation {
 
   void keep_own(const Lane &lane, uint32_t round) override {
     const int self = lane.group_rank();
-    if (!reads(self)) return;
+    if (!reads(self) || length(self, round) == 0) return;
     const Bypass::Clock clock(bypass_);
     deliver(self, round, b_.in + round * chunk_ * b_.item);
   }
