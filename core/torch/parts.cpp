@@ -14,8 +14,9 @@ Tensor view(char *data, int64_t rows, int64_t row, int64_t stride, const Operand
   const int64_t sizes[] = {rows, row}, strides[] = {stride, 1};
   const int32_t device = like.gpu == kHost ? aoti_torch_device_type_cpu() : aoti_torch_device_type_cuda();
   AtenTensorHandle made = nullptr;
-  check_torch(torch_from_blob(data, 2, sizes, strides, 0, like.dtype, device, like.gpu == kHost ? -1 : like.gpu, &made,
-                              aoti_torch_layout_strided(), nullptr, 0, nullptr, nullptr),
+  check_torch(torch_from_blob(
+                  data, 2, sizes, strides, 0, like.dtype, device, like.gpu == kHost ? -1 : like.gpu, &made,
+                  aoti_torch_layout_strided(), nullptr, 0, [](void *, void *) {}, nullptr),
               "view a tensor");
   return Tensor(made);
 }
