@@ -2,7 +2,7 @@
  * before each call. The reason why there is no such path: see docs/adr/0013-measured-and-left-out.md.
  *
  *   cc -O2 -o exchange benchmarks/cross_memory_exchange.c -Icore/include -Lbuild -lphalanx -Wl,-rpath,build
- *   ./exchange 2 1048576     ranks, and bytes of a rank's input; ranks take turns on two cores
+ *   ./exchange 2 1048576 store     ranks, which share two cores; bytes of a rank's input; a file for them to meet
  */
 #define _GNU_SOURCE
 #include <sched.h>
@@ -128,25 +128,22 @@ static double median(double us[ROUNDS][MOST_RANKS], int ranks) {
 }
 
 int main(int argc, char **argv) {
-  const int ranks = argc == 3 ? atoi(argv[1]) : 0;
-  const size_t bytes = argc == 3 ? strtoull(argv[2], NULL, 10) : 0;
-  char folder[] = "/tmp/exchange-XXXXXX", store[64];
+  const int ranks = argc == 4 ? atoi(argv[1]) : 0;
+  const size_t bytes = argc == 4 ? strtoull(argv[2], NULL, 10) : 0;
   int failed = 0, status = 0;
-  if (ranks < 2 || ranks > MOST_RANKS || bytes < (size_t)ranks || mkdtemp(folder) == NULL) {
-    fprintf(stderr, "usage: exchange RANKS BYTES\n");
+  if (ranks < 2 || ranks > MOST_RANKS || bytes < (size_t)ranks) {
+    fprintf(stderr, "usage: exchange RANKS BYTES STORE\n");
     return 2;
   }
-  snprintf(store, sizeof store, "%s/store", folder);
   struct shared *all = mmap(NULL, sizeof *all, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (all == MAP_FAILED) return 1;
   for (int rank = 0; rank < ranks; ++rank)
     if (fork() == 0) {
-      run(all, rank, ranks, bytes, store);
+      run(all, rank, ranks, bytes, argv[3]);
       exit(0);
     }
   while (wait(&status) > 0) failed |= status;
-  unlink(store);
-  rmdir(folder);
+  unlink(argv[3]);
   if (failed == 0)
     printf("%d ranks, %zu bytes: cross-memory attach %.1f us, Phalanx %.1f us\n", ranks, bytes,
            median(all->us[0], ranks), median(all->us[1], ranks));
