@@ -6,90 +6,15 @@ import torch
 from torch import SymInt
 
 from phalanx.collectives import _async_tensor, _autograd, _op_table, _recording
-from phalanx.collectives._async_tensor import AsyncCollectiveTensor, wrap
+from phalanx.collectives._async_tensor import AsyncCollectiveTensor
 from phalanx.collectives._errors import fail
-from phalanx.collectives._fast_path import FastPath
-from phalanx.collectives._group_state import GroupState
 from phalanx.collectives._layout import check_dim, even_part, joined_at, parts_first
 from phalanx.collectives._library import wait
-from phalanx.collectives._op_table import Collective
-from phalanx.collectives._process_group import GroupLike, ensure_initialized, find, own_rank, traced_name, traced_size
+from phalanx.collectives._operation import InPlaceOperation, Operation
+from phalanx.collectives._process_group import GroupLike, find, own_rank, traced_name, traced_size
 from phalanx.collectives._registry import ready
-from phalanx.collectives._torch_compat import is_dynamo_compiling, is_plain, is_tracing, is_watched
-from phalanx.collectives._transport import transport_for
+from phalanx.collectives._torch_compat import is_dynamo_compiling, is_plain
 from phalanx.collectives.reductions import check_reduction
-
-# ---- how a collective is called --------------------------------------------------------------------------------------
-
-
-class Operation(FastPath):
-    """A collective that makes a new tensor: `fast` on the fast path, and `start` where that is closed."""
-
-    def __init__(self, collective: Collective) -> None:
-        super().__init__(collective.name)
-        self.collective = collective
-        self.function = _autograd.FUNCTIONS[collective.name]
-
-    def start(self, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-        """Check it, start it through the dispatcher, and wrap its result. In a coalescing manager, record it.
-
-        The arguments are those of the op but the group's size and name. The ranks of the group meet here.
-        """
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(
-                f"{self.collective.function}: expected a torch.Tensor as `self`, not {type(tensor).__name__}"
-            )
-        self.collective.check(group, tensor, *args)
-        ensure_initialized(group, tensor)
-        if self.collective.takes_size:
-            args = (*args, group.size)
-        if torch.is_grad_enabled() and tensor.requires_grad and not is_tracing():
-            result: torch.Tensor = self.function.apply(
-                lambda given, *inner: self._wrapped(group, given, *inner[:-1]), (*args, group.op_name), tensor
-            )
-            return result
-        return self._wrapped(group, tensor, *args)
-
-    def _wrapped(self, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-        recorder = _recording.recorder_on(group)
-        if recorder is not None and not is_tracing():
-            recorded: torch.Tensor = recorder.record(self.collective, tensor, *args)
-            return recorded
-        if is_watched():  # what watches sees the op of phalanx, whoever serves it
-            started = getattr(torch.ops.phalanx, self.collective.name)(tensor, *args, group.op_name)
-        else:
-            started = transport_for(group, tensor).start(self.collective, tensor, *args)
-        if is_tracing() or type(started) is not torch.Tensor:
-            return wait(started)
-        return wrap(started)
-
-
-class InPlaceOperation(FastPath):
-    """A collective in place: `fast` on the fast path, and `start` where that is closed."""
-
-    def __init__(self, collective: Collective) -> None:
-        super().__init__(f"{collective.name}_")
-        self.collective = collective
-
-    def start(self, group: GroupState, tensor: torch.Tensor, argument: Any) -> torch.Tensor:
-        """Check it, and run it through the dispatcher. In a coalescing manager, record it."""
-        recorder = _recording.recorder_on(group)
-        if recorder is not None and group.decided and type(tensor) is torch.Tensor and not is_watched():
-            self.collective.check(group, tensor, argument)
-            recorder.write(self.collective, tensor, argument)
-            return tensor
-        target = tensor.trigger_wait() if isinstance(tensor, AsyncCollectiveTensor) else tensor
-        if not isinstance(target, torch.Tensor):
-            raise TypeError(f"{self.collective.name}_: expected a torch.Tensor as `self`, not {type(target).__name__}")
-        self.collective.check(group, target, argument)
-        ensure_initialized(group, target)
-        if recorder is not None and not is_tracing():
-            recorder.write(self.collective, target, argument)
-            return tensor
-        getattr(torch.ops.phalanx, f"{self.collective.name}_")(target, argument, group.op_name)
-        torch.ops.phalanx.wait_tensor(target)
-        return tensor
-
 
 ALL_REDUCE = Operation(_op_table.ALL_REDUCE)
 ALL_GATHER = Operation(_op_table.ALL_GATHER)
@@ -185,7 +110,7 @@ def all_gather_tensor(self: torch.Tensor, gather_dim: int, group: GroupLike, tag
     try:
         if dim != 0:
             state = state or find(group, tag, "all_gather_tensor")
-            whole = _by_rows(ALL_GATHER_V, state, self, [self.size(dim)] * state.size, dim)
+            whole = ALL_GATHER_V.begin_by_rows(state, self, [self.size(dim)] * state.size, dim)
             if whole is not None:
                 return wait_tensor(whole)
         gathered: torch.Tensor | None = None
@@ -250,7 +175,7 @@ def reduce_scatter_tensor(
         if dim != 0:
             check_reduction("reduce_scatter_tensor", reduceOp)
             own = even_part(self, state.size, dim)
-            part = _by_rows(REDUCE_SCATTER_V, state, self, reduceOp, [own] * state.size, own, dim)
+            part = REDUCE_SCATTER_V.begin_by_rows(state, self, reduceOp, [own] * state.size, own, dim)
             if part is not None:
                 return part
         parts = parts_first(self, state.size, dim)
@@ -299,7 +224,7 @@ def all_gather_v(
         return wait(torch.ops.phalanx.all_gather_v(self, counts, dim, traced_name(group, tag, "all_gather_v")))
     state = _ready(group if type(group) is str else id(group)) if not tag else None
     try:
-        return _along(ALL_GATHER_V, state or find(group, tag, "all_gather_v"), self, counts, dim)
+        return ALL_GATHER_V.begin(state or find(group, tag, "all_gather_v"), self, counts, dim)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -346,7 +271,7 @@ def reduce_scatter_v(
     try:
         state = state or find(group, tag, "reduce_scatter_v")
         own = counts[state.group_rank] if state.group_rank < len(counts) else 0
-        return _along(REDUCE_SCATTER_V, state, self, reduceOp, counts, own, dim)
+        return REDUCE_SCATTER_V.begin(state, self, reduceOp, counts, own, dim)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -510,7 +435,7 @@ def shard_dim_alltoall(
     if state is None:
         return wait(torch.ops.phalanx.shard_dim_alltoall(self, joined, parts, own, join, split, group_name))
     try:
-        return _along(SHARD_DIM_ALLTOALL, state, self, joined, parts, own, join, split)
+        return SHARD_DIM_ALLTOALL.begin(state, self, joined, parts, own, join, split)
     except (RuntimeError, ValueError) as error:
         fail(error)
 
@@ -614,25 +539,6 @@ def broadcast_(self: torch.Tensor, src: int, group: GroupLike, tag: str = "") ->
 
 def _finished(tensor: AsyncCollectiveTensor) -> torch.Tensor:
     return tensor.trigger_wait().detach()
-
-
-def _along(operation: Operation, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
-    """Start a collective of parts along a dim, whose arguments the kernel takes for checked."""
-    operation.collective.check(group, tensor, *args)
-    started = operation.fast(tensor, *args, group.op_name) if group.fast_path else None
-    return operation.start(group, tensor, *args) if started is None else started
-
-
-def _by_rows(operation: Operation, group: GroupState, tensor: torch.Tensor, *args: Any) -> torch.Tensor | None:
-    """Start a collective of even parts along a dim other than 0, which the core reads and writes where they lie.
-
-    None: that is not for this tensor or group, or is not to be seen in a graph.
-    """
-    started = operation.fast(tensor, *args, group.op_name) if group.fast_path else None
-    if started is not None or is_tracing() or _recording.recorder_on(group) is not None:
-        return started
-    ensure_initialized(group, tensor)
-    return operation.start(group, tensor, *args) if tensor.is_cpu and group.serves(tensor) else None
 
 
 def _split_sizes(operation: str, name: str, sizes: list[int] | None) -> list[int]:
