@@ -48,8 +48,8 @@ GROUPS = {  # of Python modules, from the bottom; each may import those before i
     "collectives: groups": "_bootstrap _group_state _registry _process_group _work _async_tensor _recording",
     "collectives: backend": "_c10d phalanx_torch_autoload c10d",
     "collectives: transport": "_call_rows _p2p_streams _transport _kernels _fast_path profiling",
-    "collectives: calls": "_operation _functional _functional_coalesced _functional_inplace _barrier _p2p _p2p_ops _c10d_hooks "
-    "_recorder _coalescing inference __init__",
+    "collectives: calls": "_operation _functional _functional_coalesced _functional_inplace _barrier _p2p _p2p_ops "
+    "_c10d_hooks _recorder _coalescing inference __init__",
     "symm_mem: state": "_torch_compat _state _cuda _signal_pad _process_group _test_mode",
     "symm_mem: memory": "_allocators _pool _handle _allocation _rendezvous _fabric _stats",
     "symm_mem: ops": "_group_buffers _ops triton __init__",
