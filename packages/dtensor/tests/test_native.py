@@ -394,18 +394,24 @@ def test_modes_errors_autograd_and_threads_find_no_difference(built):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    "name",
+    "tests",
     [
-        "random",
+        TESTS / "test_random.py",
         *(
-            pytest.param(name, marks=pytest.mark.thorough)
-            for name in ("algorithms", "parallel_styles", "debug", "dtensor_sweep", "factories")
+            pytest.param(tests, marks=pytest.mark.thorough)
+            for tests in (
+                TESTS / "test_algorithms.py",
+                TESTS / "test_parallel_styles.py",
+                TESTS / "test_debug.py",
+                ROOT / "tools/tests/test_dtensor_sweep.py",
+                TESTS / "test_factories.py",
+            )
         ),
     ],
+    ids=lambda tests: tests.stem,
 )
-def test_what_holds_in_python_holds_with_it(built, name):
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(TESTS / f"test_{name}.py")]
-    done = program(words, built)
+def test_what_holds_in_python_holds_with_it(built, tests):
+    done = program(["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(ROOT), str(tests)], built)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
 
 
