@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "autograd.h"
 #include "backend.h"
 #include "show_ops.h"
 #include "window.h"
@@ -142,6 +143,7 @@ PYBIND11_MODULE(phalanx_c10d, module) {
   module.def("create", &create);
   module.def("close_all", &close_all);
   phalanx::add_recording(module);
+  phalanx::add_autograd_kernels();
 #ifdef C10D_BACKEND_HAS_WINDOW
   module.def(
       "window_get",
