@@ -94,11 +94,11 @@ Blocks::Blocks(const void *base, const phx_block *blocks, size_t item, int n)
   }
 }
 
-void Blocks::keep(size_t limit, std::vector<char> *copies) {
+void Blocks::keep(const Keeping &keeping, Kept *copies) {
   const size_t bytes = total() * item_;
-  if (bytes == 0 || bytes > limit) return;
-  copies->resize(bytes);
-  char *to = copies->data();
+  if (bytes == 0 || bytes > keeping.limit) return;
+  *copies = keeping.memory.take(bytes);
+  char *to = copies->get();
   if (!listed_) std::memcpy(to, base_, bytes);
   for (int i = 0; listed_ && i < n_; ++i) {
     phx_block &block = list()[i];
@@ -106,7 +106,7 @@ void Blocks::keep(size_t limit, std::vector<char> *copies) {
     block = {to, block.count, 0, 0};
     to += block.count * item_;
   }
-  base_ = copies->data();
+  base_ = copies->get();
 }
 
 CountMatrix::CountMatrix(Group &group, const char *name, const Blocks &in, const Blocks &out)

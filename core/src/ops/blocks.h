@@ -83,8 +83,8 @@ class Blocks {
       from.copy_to(to, rank, first + elements_of(done, item_), elements_of(bytes, item_), around);
     });
   }
-  // Copies the blocks, of at most `limit` bytes together, into `copies`, because the caller may change them.
-  void keep(size_t limit, std::vector<char> *copies);
+  // Copies the blocks, if they are within the limit together, into `copies`, because the caller may change them.
+  void keep(const Keeping &keeping, Kept *copies);
 
  private:
   // Kept out of the way of dense blocks, which are common and may be small.

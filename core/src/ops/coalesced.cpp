@@ -34,7 +34,9 @@ class Packed final : public Operation {
     reach = at;
   }
 
-  void keep_input(size_t) override { keep_inputs(&calls_, SIZE_MAX, &kept_); }  // small by construction
+  void keep_input(const Keeping &keeping) override {
+    keep_inputs(&calls_, {SIZE_MAX, keeping.memory}, &kept_);  // small by construction
+  }
 
   void put(const Lane &lane, uint32_t, uint64_t epoch) override {
     for (size_t i = 0; i < calls_.size(); ++i)
@@ -152,9 +154,9 @@ class Sequence final : public Operation {
   bool takes_input_at_once() const override {
     return steps_.size() == 1 && (!steps_[0].fused.empty() || steps_[0].operation->takes_input_at_once());
   }
-  void keep_input(size_t limit) override {
+  void keep_input(const Keeping &keeping) override {
     for (const Step &step : steps_)
-      if (step.fused.empty()) step.operation->keep_input(limit);
+      if (step.fused.empty()) step.operation->keep_input(keeping);
   }
 
  private:
@@ -169,12 +171,14 @@ class Sequence final : public Operation {
 
 }  // namespace
 
-void keep_inputs(std::vector<CoalescedCall> *calls, size_t limit, std::vector<char> *copies) {
-  const auto kept_bytes = [&](const CoalescedCall &call) { return call.volume.in <= limit ? call.volume.in : 0; };
+void keep_inputs(std::vector<CoalescedCall> *calls, const Keeping &keeping, Kept *copies) {
+  const auto kept_bytes = [&](const CoalescedCall &call) {
+    return call.volume.in <= keeping.limit ? call.volume.in : 0;
+  };
   size_t total = 0;
   for (const CoalescedCall &call : *calls) total += kept_bytes(call);
-  copies->resize(total);
-  char *to = copies->data();
+  *copies = keeping.memory.take(total);
+  char *to = copies->get();
   for (CoalescedCall &call : *calls) {
     const size_t bytes = kept_bytes(call);
     if (bytes == 0) continue;

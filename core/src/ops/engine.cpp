@@ -305,7 +305,8 @@ phx_status Engine::start(OperationPtr operation, int64_t timeout_ms, WorkRef *ou
       return status;
     }
   }
-  if (started.published == 0 || !started.takes_input_at_once()) started.keep_input(group_->eager_bytes());
+  if (started.published == 0 || !started.takes_input_at_once())
+    started.keep_input({group_->eager_bytes(), *kept_memory_});
   if (pending_.empty()) group_->world().progress().began(*this);
   pending_.push_back(work);
   if (started.net != nullptr && pending_.size() == 1) complete_front(none, false);  // its transfers begin

@@ -72,7 +72,8 @@ class Engine final : public ProgressSource {
   const LateText late_text_{this};
   TurnMutex mutex_;  // held by one collective at a time, which may wait for its peers
   std::atomic<uint64_t> sequence_{0};
-  uint64_t calls_ = 0;                     // the numbers that messages to other hosts have taken
+  uint64_t calls_ = 0;  // the numbers that messages to other hosts have taken
+  const std::shared_ptr<KeptMemory> kept_memory_ = std::make_shared<KeptMemory>();
   std::deque<CollectiveWorkRef> pending_;  // started, not complete, in order; those at the end may not be published yet
   std::atomic<uint64_t> zero_copies_{0};   // calls whose inputs were read where they lie
 };

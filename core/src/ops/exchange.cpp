@@ -31,7 +31,7 @@ class Exchange : public ThroughAreas {
   }
 
   bool takes_input_at_once() const override { return false; }
-  void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
+  void keep_input(const Keeping &keeping) override { in_.keep(keeping, &kept_); }
 
  protected:
   // in: the blocks of this rank for the others. `largest`: the elements of the largest block that any rank has for

@@ -122,11 +122,11 @@ class WithHeads final : public Operation {
   }
   std::vector<int> late() const override { return heads_.late(); }
   bool takes_input_at_once() const override { return rounds == 2; }
-  void keep_input(size_t) override {
+  void keep_input(const Keeping &keeping) override {
     if (in_bytes_ == 0) return;
-    kept_.resize(in_bytes_);
-    put_input(kept_.data());
-    has_kept_ = true;
+    Kept copy = keeping.memory.take(in_bytes_);
+    put_input(copy.get());
+    kept_ = std::move(copy);
   }
 
  private:
@@ -139,7 +139,7 @@ class WithHeads final : public Operation {
     return count * b_.item;
   }
   void put_input(char *to) const {
-    if (has_kept_) return put_bytes(to, kept_.data(), in_bytes_);
+    if (kept_) return put_bytes(to, kept_.get(), in_bytes_);
     if (traits_.in != Parts::kAll) return put_bytes(to, b_.in, in_bytes_);
     for (int i = 0; i < group_.size(); ++i) {
       in_.copy_to(to, i, 0, in_.count(i));
@@ -223,7 +223,7 @@ class WithHeads final : public Operation {
   Blocks in_, out_;
   std::vector<size_t> bytes_;  // of each host, with its head
   const std::string why_;
-  bool has_kept_ = false, done_ = false;
+  bool done_ = false;
 };
 
 }  // namespace

@@ -234,9 +234,9 @@ class HostsPairs final : public BetweenHosts {
     even = inner_->even;
   }
 
-  void keep_input(size_t limit) override {
-    inner_->keep_input(limit);
-    if (kind_ != Kind::kScatter || rank_ == root_) in_.keep(limit, &kept_);
+  void keep_input(const Keeping &keeping) override {
+    inner_->keep_input(keeping);
+    if (kind_ != Kind::kScatter || rank_ == root_) in_.keep(keeping, &kept_);
   }
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     inner_->first_epoch = first_epoch;

@@ -218,7 +218,7 @@ class HostsReduceScatter final : public BetweenHosts {
       memory_.emplace_back(net_, (served_.size() * gives_ + reduction_.before(hosts_.count())) * bytes());
   }
 
-  void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
+  void keep_input(const Keeping &keeping) override { in_.keep(keeping, &kept_); }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
     if (n_ == 1 || round == chunks_) return;

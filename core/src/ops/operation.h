@@ -15,6 +15,7 @@
 #include "group/lane.h"
 #include "kernels/copies.h"
 #include "kernels/kernels.h"
+#include "ops/kept.h"
 #include "phalanx/phalanx.h"
 #include "phalanx/tuning.h"
 
@@ -97,11 +98,12 @@ class Operation {
   virtual void end() { symm.reset(); }
   // Whether the first round takes all of the input.
   virtual bool takes_input_at_once() const { return rounds == 1; }
-  // Called if the public call returns before the whole input is put: copies an input of at most `limit` bytes.
-  virtual void keep_input(size_t limit) {
-    if (in_bytes_ == 0 || in_bytes_ > limit) return;
-    kept_.assign(b_.in, b_.in + in_bytes_);
-    b_.in = kept_.data();
+  // Called if the public call returns before the whole input is put: copies an input that is within the limit.
+  virtual void keep_input(const Keeping &keeping) {
+    if (in_bytes_ == 0 || in_bytes_ > keeping.limit) return;
+    kept_ = keeping.memory.take(in_bytes_);
+    std::memcpy(kept_.get(), b_.in, in_bytes_);
+    b_.in = kept_.get();
   }
 
   CallRecord record;
@@ -125,7 +127,7 @@ class Operation {
 
   Buffers b_;
   size_t in_bytes_;  // what `b_.in` points to on this rank
-  std::vector<char> kept_;
+  Kept kept_;
 };
 
 // ---- arithmetic that several operations share
@@ -276,7 +278,7 @@ OperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_
 // ---- coalesced.cpp: several calls as one operation
 
 // Copies inputs of at most `limit` bytes into `copies`, because the caller may change them when the start returns.
-void keep_inputs(std::vector<CoalescedCall> *calls, size_t limit, std::vector<char> *copies);
+void keep_inputs(std::vector<CoalescedCall> *calls, const Keeping &keeping, Kept *copies);
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls);
 
 }  // namespace phx

@@ -16,7 +16,7 @@ class Segmented : public Operation {
       if (to != lane.group_rank() || !reads_own_)
         in_.put_to(slot + place(to), to, round * segment_, length(in_.count(to), round));
   }
-  void keep_input(size_t limit) override { in_.keep(limit, &kept_); }
+  void keep_input(const Keeping &keeping) override { in_.keep(keeping, &kept_); }
 
  protected:
   // `most`: the elements of the largest segment.
@@ -90,9 +90,9 @@ class AllToAllV final : public AllToAll {
   }
 
   bool takes_input_at_once() const override { return false; }
-  void keep_input(size_t limit) override {
-    AllToAll::keep_input(limit);
-    if (exchange_ != nullptr) exchange_->keep_input(limit);
+  void keep_input(const Keeping &keeping) override {
+    AllToAll::keep_input(keeping);
+    if (exchange_ != nullptr) exchange_->keep_input(keeping);
   }
   bool exclusive() const override {
     const Operation *const inner = is_even_ ? exchange_.get() : rest_.get();
@@ -231,8 +231,8 @@ class Scatter final : public Segmented {
       copy_bytes(output(round), lane.data(root_, epoch) + place(self), length(in_.count(self), round) * b_.item);
     return PHX_OK;
   }
-  void keep_input(size_t limit) override {
-    if (is_root_) Segmented::keep_input(limit);
+  void keep_input(const Keeping &keeping) override {
+    if (is_root_) Segmented::keep_input(keeping);
   }
 
  private:

@@ -112,10 +112,10 @@ class ZeroCopy final : public Operation {
 
   bool exclusive() const override { return rest_ != nullptr && rest_->exclusive(); }
   bool takes_input_at_once() const override { return false; }
-  void keep_input(size_t limit) override {
+  void keep_input(const Keeping &keeping) override {
     if (!is_list_) return;  // a single call has more than the limit, otherwise it would be staged
-    if (staged_ != nullptr) staged_->keep_input(limit);
-    keep_inputs(&calls_, limit, &kept_);
+    if (staged_ != nullptr) staged_->keep_input(keeping);
+    keep_inputs(&calls_, keeping, &kept_);
   }
   void end() override {
     rest_ = nullptr;
