@@ -17,7 +17,7 @@ using Kept = std::shared_ptr<char>;
 // The memory of one engine.
 class KeptMemory : public std::enable_shared_from_this<KeptMemory> {
  public:
-  // Of any contents. It may outlive the engine.
+  // What is in it is arbitrary. It may outlive the engine.
   Kept take(size_t bytes);
 
  private:
