@@ -1,6 +1,6 @@
 """Lists of tensors beside one tensor, and beside gloo, in turns within the same processes.
 
-    .venv/bin/python benchmarks/list_forms.py [--ranks 2,4] [--sizes 1k,64k,1m,8m] [--rounds 30] [--json FILE]
+    .venv/bin/python benchmarks/list_forms.py [--ranks 2,4] [--sizes 1k,64k,1m,8m] [--no-gloo] [--json FILE]
 
 Two ranks have a core each; more ranks run on any. The size is that of all blocks of a list together. A cell is the
 median of a call, or of 50 calls in flight divided by 50. gather and scatter have no form with one tensor, and gloo no
@@ -78,7 +78,7 @@ def rank_main(rank: int, ranks: int, path: str, options: argparse.Namespace, ans
             for name, calls in forms(ranks, rank, nbytes).items():
                 cells = [("list", calls["list"], ours)]
                 cells += [("one", calls["one"], ours)] if "one" in calls else []
-                cells += [("gloo", calls["list"], gloo)] if name != "reduce_scatter" else []
+                cells += [("gloo", calls["list"], gloo)] if options.gloo and name != "reduce_scatter" else []
                 times: dict[str, list[float]] = {label: [] for label, _, _ in cells}
                 for turn in range(rounds + 2):
                     for label, form, group in cells:
@@ -148,6 +148,7 @@ def main() -> int:
         "--most-in-flight", type=size_of, default=1 << 20, help="the largest size of 50 calls in flight"
     )
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--gloo", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")

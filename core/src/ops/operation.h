@@ -277,7 +277,7 @@ OperationPtr make_symm_all_to_all_v(Group &group, const char *name, std::shared_
 
 // ---- coalesced.cpp: several calls as one operation
 
-// Copies inputs of at most `limit` bytes into `copies`, because the caller may change them when the start returns.
+// Copies inputs that are within the limit into `copies`, because the caller may change them when the start returns.
 void keep_inputs(std::vector<CoalescedCall> *calls, const Keeping &keeping, Kept *copies);
 OperationPtr make_coalesced(const Plan &plan, const std::vector<CoalescedCall> &calls);
 

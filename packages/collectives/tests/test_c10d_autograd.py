@@ -14,17 +14,19 @@ from phalanx.collectives import c10d
 from ranks import run_ranks, scratch
 
 OPS = [
-    *(
-        "broadcast_",
-        "allreduce_",
-        "reduce_",
-        "allgather_",
-        "_allgather_base_",
-        "gather_",
-        "scatter_",
-        "reduce_scatter_",
-    ),
-    *("_reduce_scatter_base_", "alltoall_", "alltoall_base_", "send", "recv_"),
+    "broadcast_",
+    "allreduce_",
+    "reduce_",
+    "allgather_",
+    "_allgather_base_",
+    "gather_",
+    "scatter_",
+    "reduce_scatter_",
+    "_reduce_scatter_base_",
+    "alltoall_",
+    "alltoall_base_",
+    "send",
+    "recv_",
 ]
 OTHERS = """
 import torch
