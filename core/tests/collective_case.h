@@ -190,6 +190,7 @@ class Part {
     phx_options options{};
     options.struct_size = sizeof options;
     options.algo = c.algo;
+    options.flags = is_buffered() ? PHX_OPTION_BUFFERED : 0;
     options.channel = c.channel;
     options.scale = c.op == PHX_OP_PREMUL_SUM ? reference::kScale : 0;
     if (c.where == Where::kCoalesced) {
@@ -238,6 +239,12 @@ class Part {
 
   // Bytes of input that this rank gave.
   size_t input_bytes() const { return given_ * item_; }
+  // Whether the input may be changed before the wait. That other ranks choose otherwise is part of the test.
+  bool input_may_change() const {
+    phx_group_stats stats = PHX_GROUP_STATS_INIT;
+    CHECK_OK(phx_group_get_stats(member_->group, &stats));
+    return is_buffered() && case_.where != Where::kSymmetric && input_bytes() <= stats.eager_bytes;
+  }
   // Overwrites the input (not one in place), which `check` then no longer asks for.
   void destroy_input() {
     if (aliased_ || case_.what == What::kBroadcast) return;
@@ -437,6 +444,8 @@ class Part {
     const char *bytes = storage.bytes.data();
     return all_guard(bytes, bytes + region.begin) && all_guard(bytes + region.end, bytes + storage.used);
   }
+
+  bool is_buffered() const { return (case_.seed + static_cast<uint64_t>(self_)) % 2 == 0; }
 
   phx_status issue_plain(const phx_options *options, phx_work **work) const {
     const Case &c = case_;

@@ -183,7 +183,7 @@ TEST(split_phase) {
           parts.push_back(std::make_unique<Part>());
           parts.back()->prepare(member, c);
           CHECK_OK(parts.back()->issue(&works[i]));
-          if (parts.back()->input_bytes() <= members::eager_bytes(member.group)) parts.back()->destroy_input();
+          if (parts.back()->input_may_change()) parts.back()->destroy_input();
         }
         for (size_t i = 0; i < kCalls; ++i) {
           const size_t at = member.self % 2 == 0 ? i : kCalls - 1 - i;

@@ -151,29 +151,32 @@ TEST(lists_copy_what_the_plain_form_copies_which_allocates_nothing_and_they_no_d
   });
 }
 
-TEST(calls_in_flight_keep_their_inputs_in_memory_of_earlier_ones) {
+TEST(calls_in_flight_keep_what_is_buffered_in_memory_of_earlier_ones) {
   constexpr size_t kInFlight = 20, kCount = size_t{16} << 10;  // more than there are slots for; elements
   ranks::as_threads(2, [](int rank, phx_world *world) {
     phx_group *group = ranks::make_group(world);
     const std::vector<float> in(kCount, static_cast<float>(rank));
     std::vector<float> out(2 * kCount * kInFlight);
-    const auto allocated = [&] {
+    const auto allocated = [&](uint32_t flags) {
+      phx_options options = PHX_OPTIONS_INIT;
+      options.flags = flags;
       const size_t before = allocated_bytes;
       phx_work *works[kInFlight];
       for (size_t i = 0; i < kInFlight; ++i)
-        CHECK_OK(phx_all_gather(group, in.data(), &out[2 * kCount * i], kCount, PHX_DTYPE_F32, nullptr, &works[i]));
+        CHECK_OK(phx_all_gather(group, in.data(), &out[2 * kCount * i], kCount, PHX_DTYPE_F32, &options, &works[i]));
       for (phx_work *work : works) {
         CHECK_OK(phx_work_wait(work, 10000));
         phx_work_release(work);
       }
       return allocated_bytes - before;
     };
-    const size_t first = allocated();
+    CHECK(allocated(0) < kInFlight * 4096);
+    const size_t first = allocated(PHX_OPTION_BUFFERED);
     for (size_t i = 0; i < out.size(); ++i) CHECK(out[i] == static_cast<float>(i / kCount % 2));
 #ifndef PHX_SANITIZED
     CHECK(first > kCount * sizeof(float));
 #endif
-    CHECK(allocated() < kInFlight * 4096 && first < kInFlight * 4 * kCount * sizeof(float));
+    CHECK(allocated(PHX_OPTION_BUFFERED) < kInFlight * 4096 && first < kInFlight * 4 * kCount * sizeof(float));
     phx_group_release(group);
   });
 }

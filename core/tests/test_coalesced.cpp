@@ -16,7 +16,8 @@ using members::with_processes;
 using members::with_threads;
 
 // Prepares the parts and makes one coalesced call of them; work NULL: blocks.
-phx_status issue(const Member &member, std::vector<Part> &parts, const std::vector<Case> &cases, phx_work **work) {
+phx_status issue(const Member &member, std::vector<Part> &parts, const std::vector<Case> &cases, phx_work **work,
+                 bool buffered = false) {
   parts.resize(std::max(parts.size(), cases.size()));
   std::vector<phx_call> calls;
   for (size_t i = 0; i < cases.size(); ++i) {
@@ -26,6 +27,7 @@ phx_status issue(const Member &member, std::vector<Part> &parts, const std::vect
   phx_options options{};
   options.struct_size = sizeof options;
   options.scale = reference::kScale;
+  options.flags = buffered ? PHX_OPTION_BUFFERED : 0;
   return phx_coalesced(member.group, calls.data(), calls.size(), &options, work);
 }
 
@@ -132,7 +134,7 @@ TEST(two_hundred_small_calls_complete_together) {
 }
 
 // Also of a call that waits in the queue because all slots are taken.
-TEST(inputs_of_at_most_eager_bytes_may_change_as_soon_as_start_returns) {
+TEST(buffered_inputs_may_change_as_soon_as_the_start_returns) {
   for (const Setup &setup : {members::kTiny, members::kUsual})
     for (int n : {1, 2, 3, 4})
       with_threads(n, setup, [](const Member &member) {
@@ -150,9 +152,10 @@ TEST(inputs_of_at_most_eager_bytes_may_change_as_soon_as_start_returns) {
             if (draw.one_in(4)) cases.push_back(draw_case(draw, ranks, 4 * eager, true));  // which not all are
             if (k == 0 && draw.one_in(2)) share(member, draw, cases);
             used[k] = cases.size();
-            CHECK_OK(issue(member, parts[k], cases, &works[k]));
+            const bool buffered = draw.one_in(2) == (member.self % 2 == 0);  // not the same on all ranks
+            CHECK_OK(issue(member, parts[k], cases, &works[k], buffered));
             for (Part &part : parts[k])
-              if (part.input_bytes() <= eager) part.destroy_input();
+              if (buffered && part.input_bytes() <= eager) part.destroy_input();
           }
           for (size_t i = 0; i < kInFlight; ++i) {
             const size_t k = member.self % 2 == 0 ? i : kInFlight - 1 - i;

@@ -8,6 +8,12 @@
 
 namespace {
 
+const phx_options kBuffered = [] {
+  phx_options options = PHX_OPTIONS_INIT;
+  options.flags = PHX_OPTION_BUFFERED;
+  return options;
+}();
+
 // What rank r contributes at element i: small integers, so that sums are exact in every dtype that is used here.
 int value(int rank, size_t i) { return static_cast<int>((i * 7 + static_cast<size_t>(rank) * 13) % 11) - 5; }
 
@@ -49,7 +55,7 @@ void check_all_to_all_v(phx_group *group, int rank, int n, bool starts, const Co
   phx_group_stats info = PHX_GROUP_STATS_INIT;
   CHECK_OK(phx_group_get_stats(group, &info));
   phx_work *work = nullptr;
-  CHECK_OK(phx_all_to_all_v(group, in.data(), ins.data(), out.data(), outs.data(), PHX_DTYPE_I32, nullptr,
+  CHECK_OK(phx_all_to_all_v(group, in.data(), ins.data(), out.data(), outs.data(), PHX_DTYPE_I32, &kBuffered,
                             starts ? &work : nullptr));
   if (starts) {
     if (in_total * sizeof(int32_t) <= info.eager_bytes) std::fill(in.begin(), in.end(), -1);
@@ -188,7 +194,7 @@ TEST(many_started_collectives_complete_in_any_order_of_waiting) {
   });
 }
 
-TEST(small_input_may_change_as_soon_as_start_returns) {
+TEST(a_buffered_input_may_change_as_soon_as_the_start_returns) {
   for (int size : {2, 3})
     ranks::as_threads(size, [](int rank, phx_world *world) {
       const size_t n = phx_world_size(world);
@@ -207,21 +213,22 @@ TEST(small_input_may_change_as_soon_as_start_returns) {
         phx_work_release(work);
       };
       overwritten([&](phx_work **work) {
-        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, work));
+        CHECK_OK(phx_all_reduce(group, in.data(), out.data(), count, PHX_DTYPE_F32, PHX_OP_SUM, &kBuffered, work));
       });
       for (float x : out) CHECK(x == sum);
       overwritten([&](phx_work **work) {
-        CHECK_OK(phx_reduce_scatter(group, in.data(), out.data(), count / n, PHX_DTYPE_F32, PHX_OP_SUM, nullptr, work));
+        CHECK_OK(
+            phx_reduce_scatter(group, in.data(), out.data(), count / n, PHX_DTYPE_F32, PHX_OP_SUM, &kBuffered, work));
       });
       for (size_t i = 0; i < count / n; ++i) CHECK(out[i] == sum);
       overwritten([&](phx_work **work) {
-        CHECK_OK(phx_all_to_all(group, in.data(), out.data(), count / n, PHX_DTYPE_F32, nullptr, work));
+        CHECK_OK(phx_all_to_all(group, in.data(), out.data(), count / n, PHX_DTYPE_F32, &kBuffered, work));
       });
       for (size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<float>(i / (count / n) + 1));
       const std::vector<size_t> each(n, count / n);
       overwritten([&](phx_work **work) {
         CHECK_OK(
-            phx_all_to_all_v(group, in.data(), each.data(), out.data(), each.data(), PHX_DTYPE_F32, nullptr, work));
+            phx_all_to_all_v(group, in.data(), each.data(), out.data(), each.data(), PHX_DTYPE_F32, &kBuffered, work));
       });
       for (size_t i = 0; i < count; ++i) CHECK(out[i] == static_cast<float>(i / (count / n) + 1));
       phx_group_release(group);

@@ -29,14 +29,13 @@ class InFlight {
   InFlight(const InFlight &) = delete;
   InFlight &operator=(const InFlight &) = delete;
 
-  // With `destroys`, inputs that must have been taken are overwritten at once.
+  // With `destroys`, inputs that may be changed are overwritten at once.
   void start(const Case &c, bool destroys = false) {
     parts_.push_back(std::make_unique<Part>());
     works_.push_back(nullptr);
     parts_.back()->prepare(member_, c);
     CHECK_OK(parts_.back()->issue(&works_.back()));
-    if (destroys && c.where != Where::kSymmetric && parts_.back()->input_bytes() <= members::eager_bytes(member_.group))
-      parts_.back()->destroy_input();
+    if (destroys && parts_.back()->input_may_change()) parts_.back()->destroy_input();
   }
   size_t size() const { return works_.size(); }
   phx_work *work(size_t k) const { return works_[k]; }
@@ -169,7 +168,7 @@ TEST(test_loops_alone_complete_what_is_in_flight_on_several_groups) {
       within(20000, 1024));
 }
 
-TEST(small_inputs_may_change_at_once_also_when_all_slots_are_taken) {
+TEST(buffered_inputs_may_change_at_once_also_when_all_slots_are_taken) {
   for (int n : {1, 2, 4})
     for (const Setup &setup : {members::kTiny, members::kUsual})
       members::with_threads(n, setup, [](const Member &member) {

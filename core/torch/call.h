@@ -18,10 +18,11 @@ struct Call {
   phx_gpu_options on_gpu = PHX_GPU_OPTIONS_INIT;  // set where that is a GPU
   mutable phx_options all_options = PHX_OPTIONS_INIT;
 
-  // Valid while this call stays where it is.
-  const phx_options *options() const {
-    all_options.gpu = &on_gpu;
-    return gpu == kHost ? nullptr : &all_options;
+  // Those of a call that gives its handle to `work`. Valid while this call stays where it is.
+  const phx_options *options(phx_work **work) const {
+    if (gpu != kHost) all_options.gpu = &on_gpu;
+    if (work != nullptr) all_options.flags = PHX_OPTION_BUFFERED;
+    return gpu == kHost && work == nullptr ? nullptr : &all_options;
   }
   phx_group *handle() const { return group->handle; }
   explicit operator bool() const { return group != nullptr; }
@@ -82,11 +83,11 @@ inline void mark_output(const Call &call, const Tensor &tensor, const Range &out
   if (!complete_on_return) gpu::leave_mark(call.group.get(), call.on_gpu, {{storage_base(tensor), output}});
 }
 
-// Runs `issue(phx_work **)`, one collective of the core that reads the input and writes `output`, which belongs to
-// `tensor`. It is left pending where the core has taken all of its input when the start returns, so that the caller may
-// change the input; where the input is large, or is read where it lies, it is complete on return. So it is where
-// nothing comes out: what has no memory is not found again by who waits for it, and the peers need this rank to go on.
-// On a GPU it is on the stream, and leaves a mark for others.
+// Runs `issue(phx_work **work)`, one collective of the core with call.options(work) that reads the input and writes
+// `output`, which belongs to `tensor`. It is left pending where the core has taken all of its input when the start
+// returns, so that the caller may change the input; where the input is large, or is read where it lies, it is complete
+// on return. So it is where nothing comes out: what has no memory is not found again by who waits for it, and the peers
+// need this rank to go on. On a GPU it is on the stream, and leaves a mark for others.
 template <class Issue>
 void run(const Call &call, const Tensor &tensor, const Range &output, const void *input, size_t input_bytes,
          Issue issue) {

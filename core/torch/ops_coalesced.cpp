@@ -41,7 +41,7 @@ class Batch {
     const Group &group = *call_.group;
     if (complete_on_return || largest_ == 0 || largest_ > group.eager_bytes || group.size == 1 || copies_back_ ||
         lies_there_ || call_.gpu != kHost) {
-      check_core(phx_coalesced(call_.handle(), calls_.data(), calls_.size(), call_.options(), nullptr));
+      check_core(phx_coalesced(call_.handle(), calls_.data(), calls_.size(), call_.options(nullptr), nullptr));
       for (const Output &output : outputs_)
         if (output.copy) copy_into(*output.tensor, *output.copy);
       if (call_.gpu != kHost) mark_outputs();
@@ -57,7 +57,7 @@ class Batch {
       entries.push_back(std::move(entry));
     }
     phx_work *work = nullptr;
-    check_core(phx_coalesced(call_.handle(), calls_.data(), calls_.size(), nullptr, &work));
+    check_core(phx_coalesced(call_.handle(), calls_.data(), calls_.size(), call_.options(&work), &work));
     for (auto &entry : entries) {
       entry->work = phx_work_retain(work);
       pending_add(std::move(entry));

@@ -7,7 +7,7 @@ namespace phxt {
 namespace {
 
 phx_status all_gather(const Call &call, const Operand &in, const Operand &out, phx_work **work) {
-  return phx_all_gather(call.handle(), in.data, out.data, in.count(), in.type.code, call.options(), work);
+  return phx_all_gather(call.handle(), in.data, out.data, in.count(), in.type.code, call.options(work), work);
 }
 
 }  // namespace
@@ -53,13 +53,15 @@ void all_gather_v(StableIValue *stack, uint64_t, uint64_t) {
   const Operand out = fresh_output(result, in, parts.numel(parts.sum()));
   const auto side_by_side = [&](const Operand &to, phx_work **work) {
     if (parts.are_even()) return all_gather(call, in, to, work);
-    return phx_all_gather_v(call.handle(), in.data, to.data, parts.counts().data(), in.type.code, call.options(), work);
+    return phx_all_gather_v(call.handle(), in.data, to.data, parts.counts().data(), in.type.code, call.options(work),
+                            work);
   };
   if (parts.one_after_another()) {
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) { return side_by_side(out, work); });
   } else if (parts.are_blocks(call.gpu)) {
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
-      return phx_all_gather_blocks(call.handle(), in.data, parts.blocks(out.data).data(), in.type.code, nullptr, work);
+      return phx_all_gather_blocks(call.handle(), in.data, parts.blocks(out.data).data(), in.type.code,
+                                   call.options(work), work);
     });
   } else {
     const Tensor made = empty(&out.numel, 1, in.dtype, call.gpu);

@@ -63,7 +63,8 @@ void use_shards(const Call &call, const Tensor &own, const Matrix &shard, Use us
     }
   }
   const Block whole(call, size * shard.rows, shard, shard);
-  check_core(phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, call.options(), nullptr));
+  check_core(
+      phx_all_gather(call.handle(), in.data, whole.data, in.count(), in.type.code, call.options(nullptr), nullptr));
   use(whole.tensor);
 }
 

@@ -16,7 +16,7 @@ int32_t check_source(const Call &call, int64_t source) {
 }
 
 phx_status broadcast_from(const Call &call, const Operand &buffer, int32_t root, phx_work **work) {
-  return phx_broadcast(call.handle(), buffer.data, buffer.count(), buffer.type.code, root, call.options(), work);
+  return phx_broadcast(call.handle(), buffer.data, buffer.count(), buffer.type.code, root, call.options(work), work);
 }
 
 // Only the root knows where its input lies, so `run` asks on every rank whether there is any memory that it may lie in:
@@ -77,13 +77,13 @@ void all_to_all_single(StableIValue *stack, uint64_t, uint64_t) {
   if (even)
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
       return phx_all_to_all(call.handle(), in.data, out.data, in.count() / static_cast<size_t>(call.group->size),
-                            in.type.code, call.options(), work);
+                            in.type.code, call.options(work), work);
     });
   else {
     const std::vector<size_t> in_counts = in_elements(input_rows, in), out_counts = in_elements(output_rows, in);
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
       return phx_all_to_all_v(call.handle(), in.data, in_counts.data(), out.data, out_counts.data(), in.type.code,
-                              call.options(), work);
+                              call.options(work), work);
     });
   }
   stack[0] = result.release();
@@ -132,13 +132,13 @@ void shard_dim_alltoall(StableIValue *stack, uint64_t, uint64_t) {
   const auto issue = [&](phx_work **work) {
     // Even parts have one shape on all ranks, so all ranks make the same call.
     if (is_flat && sent.are_even() && received.are_even())
-      return phx_all_to_all(call.handle(), source, target, sent.counts()[0], in.type.code, call.options(), work);
+      return phx_all_to_all(call.handle(), source, target, sent.counts()[0], in.type.code, call.options(work), work);
     if (is_flat)
       return phx_all_to_all_v(call.handle(), source, sent.counts().data(), target, received.counts().data(),
-                              in.type.code, call.options(), work);
+                              in.type.code, call.options(work), work);
     return phx_all_to_all_blocks(call.handle(), (packs ? sent.flat_blocks(source) : sent.blocks(source)).data(),
                                  (unpacks ? received.flat_blocks(target) : received.blocks(target)).data(),
-                                 in.type.code, nullptr, work);
+                                 in.type.code, call.options(work), work);
   };
   if (unpacks) {
     check_core(issue(nullptr));

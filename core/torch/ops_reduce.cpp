@@ -9,7 +9,7 @@ namespace phxt {
 namespace {
 
 phx_status reduce_scatter(const Call &call, const Operand &in, const Operand &out, int32_t reduction, phx_work **work) {
-  return phx_reduce_scatter(call.handle(), in.data, out.data, out.count(), in.type.code, reduction, call.options(),
+  return phx_reduce_scatter(call.handle(), in.data, out.data, out.count(), in.type.code, reduction, call.options(work),
                             work);
 }
 
@@ -26,7 +26,8 @@ void all_reduce(StableIValue *stack, uint64_t, uint64_t) {
   Tensor result = empty(in.sizes, in.dims, in.dtype, call.gpu);
   const Operand out = fresh_output(result, in, in.numel);
   run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
-    return phx_all_reduce(call.handle(), in.data, out.data, in.count(), in.type.code, reduction, call.options(), work);
+    return phx_all_reduce(call.handle(), in.data, out.data, in.count(), in.type.code, reduction, call.options(work),
+                          work);
   });
   stack[0] = result.release();
 }
@@ -40,8 +41,8 @@ void all_reduce_(StableIValue *stack, uint64_t, uint64_t) {
   const Operand self = write_operand(input, call.gpu);
   check_reduction(call, reduction, self.type);
   run_into(call, input, self, self, [&](phx_work **work) {
-    return phx_all_reduce(call.handle(), self.data, self.data, self.count(), self.type.code, reduction, call.options(),
-                          work);
+    return phx_all_reduce(call.handle(), self.data, self.data, self.count(), self.type.code, reduction,
+                          call.options(work), work);
   });
 }
 
@@ -96,14 +97,14 @@ void reduce_scatter_v(StableIValue *stack, uint64_t, uint64_t) {
   const auto side_by_side = [&](const Operand &from, phx_work **work) {
     if (parts.are_even()) return reduce_scatter(call, from, out, reduction, work);
     return phx_reduce_scatter_v(call.handle(), from.data, out.data, parts.counts().data(), in.type.code, reduction,
-                                call.options(), work);
+                                call.options(work), work);
   };
   if (parts.one_after_another()) {
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) { return side_by_side(in, work); });
   } else if (parts.are_blocks(call.gpu)) {
     run(call, result, out.range(), in.data, in.bytes(), [&](phx_work **work) {
       return phx_reduce_scatter_blocks(call.handle(), parts.blocks(in.data).data(), out.data, in.type.code, reduction,
-                                       nullptr, work);
+                                       call.options(work), work);
     });
   } else {
     const Tensor made = empty(&in.numel, 1, in.dtype, call.gpu);

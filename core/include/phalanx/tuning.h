@@ -21,15 +21,20 @@ extern "C" {
  * for an all_reduce that is not in place, which of the two it is; phalanx/cuda.h says what they mean on GPUs. */
 enum { PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2 };
 
-/* For phx_options.flags of an all_gather by which the ranks compare graphs that they have newly compiled. The error of
- * a rank that makes another call meanwhile says so. */
-enum { PHX_OPTION_COMPARES_GRAPHS = 1 };
+/* For phx_options.flags.
+ *
+ *   - PHX_OPTION_COMPARES_GRAPHS: of an all_gather by which the ranks compare graphs that they have newly compiled. The
+ *     error of a rank that makes another call meanwhile says so.
+ *   - PHX_OPTION_BUFFERED: of a start. What the call has not taken of its input when it returns it copies, if the input
+ *     has at most phx_group_stats.eager_bytes: the caller may then change it at once. Each rank may decide for itself.
+ */
+enum { PHX_OPTION_COMPARES_GRAPHS = 1, PHX_OPTION_BUFFERED = 2 };
 
 /* What a group has done, and the limits that it has. */
 typedef struct phx_group_stats {
   uint32_t struct_size;
   uint32_t reserved;    /* 0 */
-  uint64_t eager_bytes; /* a collective with at most so many bytes of input has taken them all when its start returns */
+  uint64_t eager_bytes; /* PHX_OPTION_BUFFERED copies inputs of at most so many bytes */
   uint64_t zero_copies; /* collectives on ordinary pointers that read all inputs where they lie, in symmetric memory:
                          * see docs/explanation/algorithms.md */
 } phx_group_stats;

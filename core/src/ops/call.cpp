@@ -30,11 +30,12 @@ Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bo
   if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
   if (__builtin_expect(options_.gpu != nullptr, 0) && !read_gpu()) return;
   if (__builtin_expect(options_.flags != 0, 0)) {
-    if (kind != Kind::kAllGather || options_.flags != PHX_OPTION_COMPARES_GRAPHS) {
+    const uint32_t known = PHX_OPTION_BUFFERED | (kind == Kind::kAllGather ? PHX_OPTION_COMPARES_GRAPHS : 0);
+    if ((options_.flags & ~known) != 0) {
       set(fail(PHX_ERR_INVALID, name(), "options.flags is %#x; it must be 0", options_.flags));
       return;
     }
-    record_.op = kComparesGraphs;
+    if ((options_.flags & PHX_OPTION_COMPARES_GRAPHS) != 0) record_.op = kComparesGraphs;
   }
   if (options_.algo < PHX_ALGO_AUTO || options_.algo > PHX_ALGO_MULTIMEM)
     set(fail(PHX_ERR_INVALID, name(), "options.algo is %d, which is not a PHX_ALGO_* constant; use PHX_ALGO_AUTO",
@@ -261,7 +262,7 @@ phx_status Call::issue(OperationPtr operation, phx_work **work) {
   operation->record = record_;
   if (work == nullptr) return engine().run(*operation, timeout_ms_);
   WorkRef started;
-  PHX_TRY(engine().start(std::move(operation), timeout_ms_, &started));
+  PHX_TRY(engine().start(std::move(operation), timeout_ms_, is_buffered(), &started));
   *work = new phx_work{{1}, group_->shared_from_this(), std::move(started)};
   return PHX_OK;
 }

@@ -26,6 +26,7 @@ class Call {
   int group_size() const { return group_->size(); }
   const phx_options &options() const { return options_; }
   const phx_gpu_options &gpu() const { return gpu_; }
+  bool is_buffered() const { return (options_.flags & PHX_OPTION_BUFFERED) != 0; }
   int64_t timeout_ms() const { return timeout_ms_; }
   const Buffers &buffers() const { return buffers_; }
   const Reduction &reduction() const { return reduction_; }
@@ -33,8 +34,9 @@ class Call {
   int root() const { return record_.root; }  // -1: the collective has none
   Plan plan(phx_work **work) {
     Net *const net = __builtin_expect(group_->spans_hosts(), 0) ? &net_of(*group_) : nullptr;
-    return {group_->lane(options_.channel),    group_->tuning(), work == nullptr, net, options_.channel,
-            work == nullptr ? &room_ : nullptr};
+    const bool blocking = work == nullptr;
+    return {group_->lane(options_.channel), group_->tuning(), blocking || !is_buffered(), net, options_.channel,
+            blocking ? &room_ : nullptr};
   }
 
   // in_parts and out_parts: how many times `count` elements each buffer holds; 0 where this rank has none.

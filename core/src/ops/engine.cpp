@@ -286,7 +286,7 @@ phx_status Engine::complete_pending(LazyDeadline &until) {
   return PHX_OK;
 }
 
-phx_status Engine::start(OperationPtr operation, int64_t timeout_ms, WorkRef *out) {
+phx_status Engine::start(OperationPtr operation, int64_t timeout_ms, bool keeps_input, WorkRef *out) {
   LazyDeadline none(1);
   auto work = std::make_shared<CollectiveWork>(this, std::move(operation));
   Operation &started = work->operation();
@@ -305,7 +305,7 @@ phx_status Engine::start(OperationPtr operation, int64_t timeout_ms, WorkRef *ou
       return status;
     }
   }
-  if (started.published == 0 || !started.takes_input_at_once())
+  if (keeps_input && (started.published == 0 || !started.takes_input_at_once()))
     started.keep_input({group_->eager_bytes(), *kept_memory_});
   if (pending_.empty()) group_->world().progress().began(*this);
   pending_.push_back(work);
@@ -382,11 +382,12 @@ phx_status Collectives::refuse(uint32_t channel) {
   WorkRef work;
   OperationPtr refusal(new Refusal(error.info().text));
   if (group_.spans_hosts()) {
-    const Plan plan{group_.lane(channel), group_.tuning(), false, &net_of(group_), channel};
+    const Plan plan{group_.lane(channel), group_.tuning(), true, &net_of(group_), channel};
     refusal = make_between_hosts(Kind::kRefused, plan, {}, {}, -1, error.info().text);
   }
   refusal->record.operation = static_cast<uint8_t>(Kind::kRefused);
-  if (group_.may_refuse()) engines_[channel]->start(std::move(refusal), group_.world().default_timeout_ms(), &work);
+  if (group_.may_refuse())
+    engines_[channel]->start(std::move(refusal), group_.world().default_timeout_ms(), false, &work);
   return error.info().status;
 }
 

@@ -32,8 +32,8 @@ class Engine final : public ProgressSource {
 
   phx_status run(Operation &operation, int64_t timeout_ms);
   // Never waits for peers: an operation for which there is no room is published by later calls. `timeout_ms` bounds the
-  // wait for its turn while another thread is inside this channel.
-  phx_status start(OperationPtr operation, int64_t timeout_ms, WorkRef *out);
+  // wait for its turn while another thread is inside this channel. `keeps_input`: the caller may change the input.
+  phx_status start(OperationPtr operation, int64_t timeout_ms, bool keeps_input, WorkRef *out);
   phx_status wait(const CollectiveWork &work, int64_t timeout_ms);
   phx_status test(const CollectiveWork &work);
   // To be called before the first collective; sequence numbers continue from `sequence`.

@@ -98,7 +98,7 @@ class Operation {
   virtual void end() { symm.reset(); }
   // Whether the first round takes all of the input.
   virtual bool takes_input_at_once() const { return rounds == 1; }
-  // Called if the public call returns before the whole input is put: copies an input that is within the limit.
+  // Called if the caller may change its input before all of it is put: copies an input that is within the limit.
   virtual void keep_input(const Keeping &keeping) {
     if (in_bytes_ == 0 || in_bytes_ > keeping.limit) return;
     kept_ = keeping.memory.take(in_bytes_);
@@ -169,8 +169,8 @@ struct OperationDeleter {
 };
 using OperationPtr = std::unique_ptr<Operation, OperationDeleter>;
 
-// What the make_* functions decide by. Only `blocking` may differ between the ranks of one call, so nothing that peers
-// see may depend on it.
+// What the make_* functions decide by. Only `input_stays` may differ between the ranks of one call, so nothing that
+// peers see may depend on it.
 struct Plan {
   // Memory for the operations of a blocking call, which end before it does: to allocate takes as long as a small copy.
   struct Room {
@@ -183,8 +183,8 @@ struct Plan {
 
   const Lane &lane;
   const Tuning &tuning;
-  // The caller waits inside the call, so its input stays valid and need not be copied as a whole.
-  bool blocking;
+  // The caller leaves its input as it is until the operation is complete, so it need not be copied as a whole.
+  bool input_stays;
   // For a group that spans hosts; its operations are those of ops/hosts.h. The lane joins the ranks of this host.
   Net *net = nullptr;
   uint32_t channel = 0;

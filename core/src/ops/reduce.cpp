@@ -25,14 +25,14 @@ class OneShot final : public Operation {
       : Operation(buffers, buffers.count * buffers.item),
         reduction_(reduction),
         root_(root),
-        blocking_(plan.blocking),
+        input_stays_(plan.input_stays),
         chunk_(chunk) {
     rounds = rounds_for(b_.count, chunk_);
     reach = std::min(b_.count, chunk_) * b_.item;
   }
 
   void put(const Lane &lane, uint32_t round, uint64_t epoch) override {
-    if (lane.group_rank() != root_ || !blocking_)
+    if (lane.group_rank() != root_ || !input_stays_)
       put_bytes(lane.data(lane.group_rank(), epoch), input(round), length(round) * b_.item);
   }
 
@@ -41,7 +41,7 @@ class OneShot final : public Operation {
     const int n = lane.group_size();
     const void *inputs[kMaxGroupSize];
     for (int i = 0; i < n; ++i) inputs[i] = lane.data(i, epoch);
-    if (blocking_) inputs[lane.group_rank()] = input(round);  // nearer than the slot: see put_bytes
+    if (input_stays_) inputs[lane.group_rank()] = input(round);  // nearer than the slot: see put_bytes
     reduction_.fn(b_.out + round * chunk_ * b_.item, inputs, n, length(round), n, reduction_.scale);
     return PHX_OK;
   }
@@ -52,7 +52,7 @@ class OneShot final : public Operation {
 
   const Reduction reduction_;
   const int root_;
-  const bool blocking_;
+  const bool input_stays_;
   const size_t chunk_;  // elements
 };
 
@@ -63,7 +63,7 @@ class TwoShot final : public ThroughAreas {
       : ThroughAreas(plan, buffers, buffers.count, buffers.count, buffers.count * buffers.item, plan.lane.group_size()),
         reduction_(reduction),
         root_(root),
-        blocking_(plan.blocking),
+        input_stays_(plan.input_stays),
         bypass_(BypassUse::kTwoShot, buffers.count * buffers.item, plan.tuning.streaming_bytes,
                 buffers.in != buffers.out && receives(self_)),
         chunk_(part_ * n_) {}
@@ -92,12 +92,12 @@ class TwoShot final : public ThroughAreas {
   const char *input(uint32_t chunk, size_t element) const { return b_.in + (chunk * chunk_ + element) * b_.item; }
   char *output(uint32_t chunk, size_t element) const { return b_.out + (chunk * chunk_ + element) * b_.item; }
 
-  // Puts a chunk into the slot, without this rank's own part if the call blocks: that part is read from the input
-  // itself, which cannot change before.
+  // Puts a chunk into the slot, without this rank's own part if the input stays: that part is read from the
+  // input itself.
   void offer(const Lane &lane, uint32_t chunk) const {
     char *slot = area(lane, self_, chunk);
     const size_t all = length(chunk);
-    const Span mine = blocking_ ? part(chunk, self_) : Span{all, 0};
+    const Span mine = input_stays_ ? part(chunk, self_) : Span{all, 0};
     const size_t after = mine.begin + mine.count;
     put_to_swap(slot, input(chunk, 0), mine.begin * b_.item);
     put_to_swap(slot + after * b_.item, input(chunk, after), (all - after) * b_.item);
@@ -116,7 +116,7 @@ class TwoShot final : public ThroughAreas {
       const auto at = [&](int i) { return area(lane, i, chunk) + begin * b_.item; };
       const void *inputs[kMaxGroupSize];
       for (int i = 0; i < n_; ++i) inputs[i] = at(i);
-      if (blocking_) inputs[self_] = input(chunk, begin);
+      if (input_stays_) inputs[self_] = input(chunk, begin);
       int first = 0;  // the first peer that receives the sum; without one (this rank is the root) its own slot is used
       while (first < n_ && !fetches(first)) ++first;
       char *sums = at(first < n_ ? first : self_);
@@ -136,7 +136,7 @@ class TwoShot final : public ThroughAreas {
       return;
     }
     exchange(lane, chunk, 0, mine.begin, more);
-    if (more && !blocking_)
+    if (more && !input_stays_)
       copy_bytes(area(lane, self_, chunk) + mine.begin * b_.item, input(chunk + 2, mine.begin), mine.count * b_.item);
     exchange(lane, chunk, after, length(chunk) - after, more);
   }
@@ -154,7 +154,7 @@ class TwoShot final : public ThroughAreas {
 
   const Reduction reduction_;
   const int root_;
-  const bool blocking_;
+  const bool input_stays_;
   Bypass bypass_;
   const size_t chunk_;  // elements
 };

@@ -23,7 +23,7 @@ class Segmented : public Operation {
   Segmented(const Plan &plan, const Buffers &buffers, size_t most = SIZE_MAX)
       : Operation(buffers, 0),
         in_(input_blocks(buffers, plan.lane.group_size())),
-        reads_own_(plan.blocking),
+        reads_own_(plan.input_stays),
         segment_(std::max<size_t>(std::min({elements_in(plan.chunk_bytes() / plan.lane.group_size(), b_.item),
                                             part_elements(std::max<size_t>(in_.largest(), 1), b_.item, 1), most}),
                                   kLine / b_.item)) {

@@ -301,7 +301,7 @@ OperationPtr with_zero_copy_of_large(const Call &call, const Plan &plan, size_t 
   const int root = call.root();
   if (call.options().algo != PHX_ALGO_AUTO || group.spans_hosts()) return staged;
   // The caller may change an input of at most this size as soon as the start returns, so peers cannot read it later.
-  if (!plan.blocking && in_bytes <= group.eager_bytes()) return staged;
+  if (!plan.input_stays && in_bytes <= group.eager_bytes()) return staged;
   const bool reads = only_root_gives(kind) && group.group_rank() != root;  // this rank has no input
   Buffers buffers = call.buffers();
   if (!reads && buffers.in == nullptr) return staged;  // a list of blocks
@@ -329,7 +329,7 @@ OperationPtr coalesced_with_zero_copy(const Call &call, const Plan &plan, const 
   if (directory.empty() || group.size() == 1 || group.spans_hosts() || call.options().algo != PHX_ALGO_AUTO)
     return make_coalesced(plan, calls);
   std::vector<Candidate> candidates = candidates_of(calls, plan.lane);
-  const size_t most_kept = plan.blocking ? 0 : group.eager_bytes();  // may change after the start
+  const size_t most_kept = plan.input_stays ? 0 : group.eager_bytes();  // may change after the start
   const int self = group.group_rank();
   size_t own = 0, others = 0;  // bytes
   for (Candidate &candidate : candidates) {

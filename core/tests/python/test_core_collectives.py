@@ -565,21 +565,6 @@ def test_a_work_can_be_polled():
     run_ranks(poll_until_complete, 2)
 
 
-def reuse_input_at_once(rank, world_size):
-    with join(rank, world_size) as world:
-        group = world.create_group("all", range(world_size))
-        count = min(group.eager_bytes, 1 << 16) // 4
-        mine, out = np.full(count, rank + 1, np.float32), np.empty(count, np.float32)
-        work = group.all_reduce(mine, out, blocking=False)
-        mine[:] = -1000
-        work.wait()
-        assert (out == sum(range(1, world_size + 1))).all()
-
-
-def test_an_input_of_at_most_eager_bytes_is_taken_when_the_start_returns():
-    run_ranks(reuse_input_at_once, 3)
-
-
 def leave_early(rank, world_size):
     with join(rank, world_size) as world:
         group = world.create_group("all", range(world_size))

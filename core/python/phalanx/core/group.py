@@ -72,7 +72,7 @@ class Group(GroupCalls):
 
     @property
     def eager_bytes(self) -> int:
-        """A collective whose input has at most this many bytes has taken all of it when its start returns."""
+        """Ops of torch with more bytes of input than this are complete when they return."""
         return int(self._stats().eager_bytes)
 
     @property
