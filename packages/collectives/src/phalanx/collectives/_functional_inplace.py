@@ -14,6 +14,7 @@ from phalanx.collectives._functional import (
     broadcast,
     broadcast_,
     reduce_scatter_tensor,
+    wait_tensor,
 )
 from phalanx.collectives._functional_coalesced import all_gather_into_tensor_coalesced, reduce_scatter_tensor_coalesced
 from phalanx.collectives._op_table import Collective
@@ -167,7 +168,7 @@ def all_gather_inplace(
         raise AssertionError(
             f"all_gather_inplace: the list has {len(tensor_list)} tensors for {size} ranks; give one for each rank"
         )
-    gathered = all_gather_tensor(tensor.unsqueeze(0), 0, group, tag)
+    gathered = _viewable(all_gather_tensor(tensor.unsqueeze(0), 0, group, tag), group, tag)
     for i, each in enumerate(tensor_list):
         _copied(each, gathered[i], group, tag)
     return tensor_list
@@ -244,7 +245,7 @@ def reduce_scatter_inplace(
     _, size = _place(group, tag, "reduce_scatter_inplace")
     if len(input_list) != size:
         raise AssertionError(f"reduce_scatter_inplace: {len(input_list)} tensors for {size} ranks; give one for each")
-    reduced = reduce_scatter_tensor(torch.stack(input_list), op, 0, group, tag)
+    reduced = _viewable(reduce_scatter_tensor(torch.stack(input_list), op, 0, group, tag), group, tag)
     return _copied(output, reduced.view(output.shape), group, tag)
 
 
@@ -313,6 +314,13 @@ def _recorder(group: GroupLike, tag: str, operation: str) -> Any:
         return None
     state = ready.get(group if type(group) is str else id(group)) if not tag else None
     return _recording.recorder_on(state or find(group, tag, operation))
+
+
+def _viewable(result: torch.Tensor, group: GroupLike, tag: str) -> torch.Tensor:
+    """The result, finished if it can be: to take a view of one that is not goes through Python."""
+    if is_dynamo_compiling() or _recorder(group, tag, "wait") is not None:
+        return result
+    return wait_tensor(result)
 
 
 def _copied(out: torch.Tensor, result: torch.Tensor, group: GroupLike, tag: str) -> torch.Tensor:
