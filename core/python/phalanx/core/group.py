@@ -72,7 +72,7 @@ class Group(GroupCalls):
 
     @property
     def eager_bytes(self) -> int:
-        """Ops of torch with more bytes of input than this are complete when they return."""
+        """Ops of `torch.ops.phalanx` with more bytes of input than this are complete when they return."""
         return int(self._stats().eager_bytes)
 
     @property

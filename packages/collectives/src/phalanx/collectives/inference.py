@@ -81,7 +81,8 @@ def gather(
     Raises:
         IndexError: There is no such dim; nothing was sent.
         ValueError: There is no such rank, or the group is not one of this rank's; nothing was sent.
-        PhalanxError: As for `all_reduce`.
+        RuntimeError: It failed, with what `torch.distributed.gather` raises: a DistBackendError where the backend is
+            phalanx.
 
     Example:
         >>> gather(torch.tensor([[rank]]), 1, group)  # on rank 1
