@@ -275,6 +275,21 @@ def test_placings_are_named_by_the_pieces_that_ranks_get(size, placed, mesh, kin
     assert kind_of([torch.zeros(size)], (tuple(placed),), mesh) == kind
 
 
+def amplifies(x):
+    """Exact for the value below, of which float64 has the same; what rounds the input shows in the fourth digit."""
+    return (x - 1) * 1e6
+
+
+@pytest.mark.parametrize(("function", "value", "is_wider"), [(amplifies, 1 + 2**-10, True), (torch.floor, 2.0, False)])
+def test_rounding_that_an_op_amplifies_is_allowed_and_a_jump_is_not(function, value, is_wider):
+    case = Case([torch.full((4,), value)], lambda tensors: (tuple(tensors), {}), lambda result: result, False)
+    reference = Reference(function, case, "")
+    before = reference.coarsest
+    reference.allow_its_own_error()
+    assert reference.coarsest < 1e-5
+    assert (reference.coarsest > 2 * before) == is_wider
+
+
 def test_tensors_in_nests_are_replaced_in_order():
     a, b, c = (torch.full((), float(index)) for index in range(3))
     nest = ([a, 1, (b, "x")], {"k": c, "n": None})

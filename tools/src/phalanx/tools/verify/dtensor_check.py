@@ -103,22 +103,24 @@ class Reference:
         self.coarsest = max((torch.finfo(one).eps for one in inexact), default=0.0)
 
     def allow_its_own_error(self) -> None:
-        """Take differences for rounding up to four times those between this result and that of float64, below 10 %."""
+        """Take differences for rounding up to four times those between this result and others that are as good: that of
+        float64, and those of inputs that differ by rounding. Below 10 %, so that a jump is not taken for rounding."""
         wide = {torch.float32: torch.float64, torch.complex64: torch.complex128}
-        tensors = [one.detach().to(wide.get(one.dtype, one.dtype)) for one in self.tensors]
-        tensors = [one.requires_grad_(old.requires_grad) for one, old in zip(tensors, self.tensors, strict=True)]
-        try:
-            exact = Reference(self.function, self.case, self.name, tensors)
-        except Exception:  # an argument says float32
-            return
-        pairs = [*zip(self.outputs, exact.outputs, strict=True)]
-        pairs += zip(self.gradients or (), exact.gradients or (), strict=True)
-        for own, other in pairs:
-            if own is not None and other is not None and own.numel() and (own.is_floating_point() or own.is_complex()):
-                off = (own - other).abs()
-                worst = float(off[torch.isfinite(off)].max()) if torch.isfinite(off).any() else 0.0
-                size = float(own[torch.isfinite(own)].abs().max()) if torch.isfinite(own).any() else 0.0
-                self.coarsest = max(self.coarsest, min(4 * worst / (1 + size), 0.1) / TOLERATED)
+        others = [[one.detach().to(wide.get(one.dtype, one.dtype)) for one in self.tensors]]
+        random = torch.Generator().manual_seed(7)
+        for _ in range(3):
+            others.append([_nudged(one.detach(), random) for one in self.tensors])
+        for number, given in enumerate(others):
+            tensors = [one.requires_grad_(old.requires_grad) for one, old in zip(given, self.tensors, strict=True)]
+            try:
+                other = Reference(self.function, self.case, self.name, tensors)
+            except Exception:  # an argument says float32
+                continue
+            pairs = [*zip(self.outputs, other.outputs, strict=True)]
+            pairs += zip(self.gradients or (), other.gradients or (), strict=True)
+            allowed = 4 * max((_off(mine, its) for mine, its in pairs), default=0.0)
+            if number == 0 or allowed < 0.1:
+                self.coarsest = max(self.coarsest, min(allowed, 0.1) / TOLERATED)
 
     def rerun_alone(self, ranks: Ranks) -> None:
         """Take the results of a mesh of one rank instead: for what is random."""
@@ -138,6 +140,24 @@ class Reference:
     def _see(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.is_random |= torch.Tag.nondeterministic_seeded in op.tags
         self.is_data_dependent |= bool({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags))
+
+
+def _nudged(tensor: torch.Tensor, random: torch.Generator) -> torch.Tensor:
+    """The tensor, each element of a float or complex one changed by no more than rounding may."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor
+    steps = torch.rand(tensor.shape, generator=random, dtype=torch.float64) * 2 - 1
+    return (tensor * (1 + steps * torch.finfo(tensor.dtype).eps)).to(tensor.dtype)
+
+
+def _off(own: torch.Tensor | None, other: torch.Tensor | None) -> float:
+    """The largest difference, relative to the largest element."""
+    if own is None or other is None or not own.numel() or not (own.is_floating_point() or own.is_complex()):
+        return 0.0
+    off = (own - other).abs()
+    worst = float(off[torch.isfinite(off)].max()) if torch.isfinite(off).any() else 0.0
+    size = float(own[torch.isfinite(own)].abs().max()) if torch.isfinite(own).any() else 0.0
+    return worst / (1 + size)
 
 
 def _fresh(tensor: torch.Tensor) -> torch.Tensor:
