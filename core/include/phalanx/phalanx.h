@@ -849,7 +849,8 @@ PHX_API phx_status phx_work_get_error(phx_work *work, phx_error_info *out);
 /* The group rank from which a completed receive came; PHX_ERR_NOT_FOUND for other work. */
 PHX_API phx_status phx_work_get_source(phx_work *work, int32_t *group_rank);
 PHX_API phx_work *phx_work_retain(phx_work *work); /* one more release is needed; returns work */
-PHX_API void phx_work_release(phx_work *work); /* the operation still completes: later calls on the group see to it */
+/* An operation that is not complete goes on in later calls on the group, and needs its buffers until then. */
+PHX_API void phx_work_release(phx_work *work);
 
 /* cdef: end */
 
