@@ -147,7 +147,7 @@ def test_wrong_arguments_of_these_are_told_before_anything_is_sent():  # F6, F8,
 def permuted(rank, size):
     group = dist.group.WORLD
     ring = [(i + 1) % size for i in range(size)]
-    for shape in ((), (3,), (2, 3), (2, 0, 3), (2, 3, 4)):  # F24
+    for shape in ((), (3,), (2, 3), (0, 2), (2, 0, 3), (2, 3, 4)):  # F24
         x = torch.full(shape, float(rank))
         got = pc.permute_tensor(x, ring, group)
         assert got.shape == x.shape and torch.equal(got + 0, torch.full(shape, float((rank - 1) % size)))

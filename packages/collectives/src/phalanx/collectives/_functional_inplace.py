@@ -62,9 +62,10 @@ def permute_tensor(self: torch.Tensor, src_dst: Sequence[int], group: GroupLike,
             f"permute_tensor: src_dst is {list(src_dst)}; it must be a permutation of the ranks 0 to {size - 1}"
         )
     sent, received = [0] * size, [0] * size
-    sent[targets[rank]] = received[targets.index(rank)] = self.numel()
-    moved = all_to_all_single(self.reshape(-1), received, sent, group, tag)
-    return moved.view(self.shape)
+    rows = self if self.dim() else self.reshape(1)
+    sent[targets[rank]] = received[targets.index(rank)] = rows.size(0)
+    moved = all_to_all_single(rows, received, sent, group, tag)
+    return moved if self.dim() else moved.view(())
 
 
 # ---- into tensors of the caller: torch.compile replaces the calls of torch.distributed by these ----------------------
