@@ -243,7 +243,7 @@ class Part {
   bool input_may_change() const {
     phx_group_stats stats = PHX_GROUP_STATS_INIT;
     CHECK_OK(phx_group_get_stats(member_->group, &stats));
-    return is_buffered() && case_.where != Where::kSymmetric && input_bytes() <= stats.eager_bytes;
+    return is_buffered() && input_bytes() <= stats.eager_bytes;
   }
   // Overwrites the input (not one in place), which `check` then no longer asks for.
   void destroy_input() {
@@ -445,7 +445,9 @@ class Part {
     return all_guard(bytes, bytes + region.begin) && all_guard(bytes + region.end, bytes + storage.used);
   }
 
-  bool is_buffered() const { return (case_.seed + static_cast<uint64_t>(self_)) % 2 == 0; }
+  bool is_buffered() const {
+    return case_.where != Where::kSymmetric && (case_.seed + static_cast<uint64_t>(self_)) % 2 == 0;
+  }
 
   phx_status issue_plain(const phx_options *options, phx_work **work) const {
     const Case &c = case_;

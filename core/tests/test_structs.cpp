@@ -63,6 +63,34 @@ TEST(a_field_that_this_version_does_not_know_is_refused_unless_it_is_zero) {
   CHECK_FAILS(PHX_ERR_INVALID, "of phx_store_ops", phx_store_wrap(&ops.known, nullptr, &store));
 }
 
+TEST(a_flag_that_a_call_does_not_keep_is_refused) {
+  const Alone me;
+  float x = 1, out = 0;
+  void *block = nullptr;
+  CHECK_OK(phx_mem_alloc(me.world, nullptr, 64, &block));
+  phx_symm *symm = nullptr;
+  CHECK_OK(phx_symm_rendezvous(me.group, block, 0, &symm));
+  phx_options options = PHX_OPTIONS_INIT;
+  const auto gather = [&](phx_work **work) {
+    return phx_all_gather(me.group, &x, &out, 1, PHX_DTYPE_F32, &options, work);
+  };
+  options.flags = 6;
+  CHECK_FAILS(PHX_ERR_INVALID, "options.flags is 0x6, and this call does not know 0x4", gather(nullptr));
+  options.flags = PHX_OPTION_BUFFERED | PHX_OPTION_COMPARES_GRAPHS;
+  phx_work *work = nullptr;
+  CHECK_OK(gather(&work));
+  CHECK_OK(phx_work_wait(work, 0));
+  phx_work_release(work);
+  CHECK(out == 1);
+  CHECK_FAILS(PHX_ERR_INVALID, "does not know 0x1",
+              phx_all_reduce(me.group, &x, &out, 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+  options.flags = PHX_OPTION_BUFFERED;  // peers read the input where it lies
+  CHECK_FAILS(PHX_ERR_INVALID, "does not know 0x2",
+              phx_symm_all_reduce(symm, 0, block, 1, PHX_DTYPE_F32, PHX_OP_SUM, &options, nullptr));
+  phx_symm_release(symm);
+  CHECK_OK(phx_mem_free(me.world, block));
+}
+
 TEST(every_element_of_a_list_is_looked_at) {
   const Alone me;
   float x[2] = {1, 2};

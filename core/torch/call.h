@@ -18,11 +18,15 @@ struct Call {
   phx_gpu_options on_gpu = PHX_GPU_OPTIONS_INIT;  // set where that is a GPU
   mutable phx_options all_options = PHX_OPTIONS_INIT;
 
-  // Those of a call that gives its handle to `work`. Valid while this call stays where it is.
+  // `work`: where the handle goes, NULL if the call is complete on return, or leaves its input as it is. Valid while
+  // this object stays where it is.
   const phx_options *options(phx_work **work) const {
-    if (gpu != kHost) all_options.gpu = &on_gpu;
-    if (work != nullptr) all_options.flags = PHX_OPTION_BUFFERED;
-    return gpu == kHost && work == nullptr ? nullptr : &all_options;
+    if (gpu == kHost && work == nullptr) return nullptr;
+    if (gpu == kHost)
+      all_options.flags = PHX_OPTION_BUFFERED;
+    else
+      all_options.gpu = &on_gpu;
+    return &all_options;
   }
   phx_group *handle() const { return group->handle; }
   explicit operator bool() const { return group != nullptr; }

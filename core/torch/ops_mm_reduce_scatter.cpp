@@ -83,6 +83,7 @@ void fly(const Call &call, Body body) {
   }
 }
 
+// `in` stays until the wait.
 phx_status reduce_scatter(const Call &call, const void *in, void *out, size_t count, const Matrix &like,
                           int32_t reduction, phx_work **work) {
   return phx_reduce_scatter(call.handle(), in, out, count, like.type.code, reduction, call.options(nullptr), work);

@@ -635,7 +635,7 @@ typedef struct phx_gpu_options phx_gpu_options;
 /* How a call is made. NULL wherever it is asked for means PHX_OPTIONS_INIT: all defaults. */
 typedef struct phx_options {
   uint32_t struct_size;
-  uint32_t flags;     /* 0 */
+  uint32_t flags;     /* 0; phalanx/tuning.h has some */
   phx_algo algo;      /* the same on all ranks */
   uint32_t channel;   /* below phx_group_info.channels. Collectives of one channel are issued in one order on all
                        * ranks; those of different channels are independent: threads can have one each. */

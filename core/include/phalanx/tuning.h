@@ -27,6 +27,7 @@ enum { PHX_ALGO_ONE_SHOT = 1, PHX_ALGO_TWO_SHOT = 2 };
  *     error of a rank that makes another call meanwhile says so.
  *   - PHX_OPTION_BUFFERED: of a start. What the call has not taken of its input when it returns it copies, if the input
  *     has at most phx_group_stats.eager_bytes: the caller may then change it at once. Each rank may decide for itself.
+ *     Not for phx_symm_*, whose inputs peers read where they lie, and not on GPUs: PHX_ERR_INVALID.
  */
 enum { PHX_OPTION_COMPARES_GRAPHS = 1, PHX_OPTION_BUFFERED = 2 };
 

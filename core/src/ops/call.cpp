@@ -30,9 +30,11 @@ Call::Call(Kind kind, Group *group, const phx_options *options, bool is_part, bo
   if (options != nullptr && !set(read_in(options, &options_, name())).ok()) return;
   if (__builtin_expect(options_.gpu != nullptr, 0) && !read_gpu()) return;
   if (__builtin_expect(options_.flags != 0, 0)) {
-    const uint32_t known = PHX_OPTION_BUFFERED | (kind == Kind::kAllGather ? PHX_OPTION_COMPARES_GRAPHS : 0);
+    const uint32_t known =
+        (symmetric || on_gpu() ? 0 : PHX_OPTION_BUFFERED) | (kind == Kind::kAllGather ? PHX_OPTION_COMPARES_GRAPHS : 0);
     if ((options_.flags & ~known) != 0) {
-      set(fail(PHX_ERR_INVALID, name(), "options.flags is %#x; it must be 0", options_.flags));
+      set(fail(PHX_ERR_INVALID, name(), "options.flags is %#x, and this call does not know %#x; set it to 0",
+               options_.flags, options_.flags & ~known));
       return;
     }
     if ((options_.flags & PHX_OPTION_COMPARES_GRAPHS) != 0) record_.op = kComparesGraphs;
