@@ -3,6 +3,7 @@
 `python tools/tests/test_transcripts.py` prints the transcripts.
 """
 
+import contextlib
 import json
 import os
 import sys
@@ -125,18 +126,28 @@ def test_ctrl_c_ends_a_command_and_all_that_it_started(folder, name):
     assert shown(ended.text).splitlines()[-1] == f"phalanx {words[0]}: interrupted"
 
 
+def sleeps_with(path, process):
+    """Whether a process has a file open and waits in the kernel."""
+    with contextlib.suppress(OSError):  # it has ended
+        opened = any(each.exists() and each.samefile(path) for each in Path(f"/proc/{process}/fd").iterdir())
+        return opened and Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return False
+
+
 def test_ctrl_c_while_a_dump_is_read(folder):
     fifo = folder / "fifo"
     writers = []
 
-    def is_open(text, processes):
-        try:
-            writers.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-        except OSError:
-            return False
-        return True
+    def is_read(text, processes):
+        if not writers:
+            try:
+                writers.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+            except OSError:  # nobody has begun to open it
+                return False
+        # Python would notice a signal only at the next one if it came between the opening and the first read.
+        return any(sleeps_with(fifo, process) for process in processes)
 
-    ended = on_terminal("trace", str(fifo), ctrl_c=is_open)
+    ended = on_terminal("trace", str(fifo), ctrl_c=is_read)
     os.close(*writers)
     nothing_left(ended)
     assert (ended.status, shown(ended.text)) == (130, "phalanx trace: interrupted\n")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from c10d_groups import everybody_is_done, join, run_groups
 from phalanx.collectives import c10d
+from phalanx.collectives._c10d._connect import Connection
 from ranks import scratch
 
 
@@ -159,3 +160,44 @@ def aborted(rank, size):
 
 def test_abort_ends_what_waits_in_every_thread():  # P23, P24
     run_groups(aborted, 2)
+
+
+def aborted_when_it_has_just_met(rank, size):
+    """The ranks have met, and the call that met them does not know it yet."""
+    met, over = threading.Event(), threading.Event()
+    address = Connection.address
+
+    def slow(connection, timeout_ms):
+        found = address(connection, timeout_ms)
+        met.set()
+        over.wait()
+        return found
+
+    join(rank, size, seconds=600)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(Connection, "address", slow)
+        group = dist.new_group([0, 1])
+    failures = []
+
+    def first_call():
+        try:
+            dist.all_reduce(torch.ones(1), group=group)
+        except dist.DistBackendError as error:
+            failures.append(str(error))
+
+    thread = threading.Thread(target=first_call)
+    thread.start()
+    if rank == 0:
+        met.wait()
+        group.abort()
+        over.set()
+    thread.join()
+    wanted = f"group '{group.group_name}' was aborted: rank 0 aborted process group" if rank == 0 else "rank 0"
+    assert len(failures) == 1 and wanted in failures[0], failures
+    everybody_is_done(rank, range(size))
+    dist.destroy_process_group()
+
+
+def test_abort_ends_a_group_whose_ranks_have_just_met():  # P23, P24
+    run_groups(aborted_when_it_has_just_met, 2)

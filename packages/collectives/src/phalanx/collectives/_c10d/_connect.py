@@ -13,7 +13,7 @@ import torch
 from phalanx.collectives import _registry
 from phalanx.collectives._bootstrap import Bootstrap, FirstFailure
 from phalanx.collectives._torch_compat import PrefixStore
-from phalanx.core import Group, InvalidArgumentError, RevokedError, UnsupportedError, World, ffi
+from phalanx.core import Group, InvalidArgumentError, RevokedError, UnsupportedError, World, ffi, lib
 from phalanx.core.timeouts import milliseconds
 
 hosts: dict[str, list[str]] = {}  # of the ranks of a default group, by its name
@@ -160,8 +160,9 @@ class Connection:
             group.set_timeout(timeout_ms)
 
     def address(self, timeout_ms: int) -> tuple[int, str]:
-        """Where the core's group is in memory, and the token of its bootstrap. Collective the first time."""
-        return int(ffi.cast("uintptr_t", self.group(timeout_ms).pointer)), self.token
+        """Where the core's group is in memory, retained, and the token of its bootstrap. Collective the first time."""
+        group = self.group(timeout_ms)
+        return int(ffi.cast("uintptr_t", lib.phx_group_retain(group.pointer))), self.token
 
     def block(self, tensor: torch.Tensor) -> tuple[int, int]:
         """The block of symmetric memory that a tensor lies in: see `SymmetricMemory.block`."""

@@ -37,7 +37,6 @@ namespace phalanx {
   X(barrier)                      \
   X(group_get_error)              \
   X(group_refuse)                 \
-  X(group_retain)                 \
   X(group_release)                \
   X(group_revoke)                 \
   X(group_set_timeout)            \

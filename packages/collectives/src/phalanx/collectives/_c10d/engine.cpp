@@ -92,30 +92,39 @@ Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
   {
     const std::lock_guard<std::mutex> guard(lock_);
     if (group_) return group_;
-    if (!aborted_.empty())
-      C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was aborted: " + aborted_ + ". Make a new group.");
-    if (closed_) C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was destroyed. Make a new group.");
+    refuse_ended(nullptr);
   }
-  Hooks::Connection made;
+  Hooks::Connection connection;
   try {
-    made = hooks_.connect(timeout);
+    connection = hooks_.connect(timeout);
   } catch (const c10::DistBackendError &error) {
     C10_THROW_ERROR(DistBackendError, named(title, error.what_without_backtrace()));
   }
-  {
-    const std::lock_guard<std::mutex> guard(lock_);
-    if (!closed_) {
-      group_ = GroupRef(core_.group_retain(made.group), core_.group_release);
-      if (timeout_.count() > 0) core_.group_set_timeout(group_.get(), timeout_.count());
-      token_ = made.token;
-      for (const std::string &why : std::exchange(pending_refusals_, {}))
-        core_.group_refuse(group_.get(), kChannel, why.c_str());
-      return group_;
-    }
-  }
-  hooks_.disconnect();
-  C10_THROW_ERROR(DistBackendError, "group '" + name_ + "' was destroyed while its ranks connected. Make a new group.");
+  GroupRef met(connection.group, core_.group_release);
+  auto unmade = c10::make_scope_exit([&] { hooks_.disconnect(); });
+  const std::lock_guard<std::mutex> guard(lock_);
+  refuse_ended(met.get());
+  unmade.release();
+  group_ = std::move(met);
+  if (timeout_.count() > 0) core_.group_set_timeout(group_.get(), timeout_.count());
+  token_ = std::move(connection.token);
+  for (const std::string &why : std::exchange(pending_refusals_, {}))
+    core_.group_refuse(group_.get(), kChannel, why.c_str());
+  return group_;
 }
+
+// Throws if the engine was aborted or closed. If its ranks have met meanwhile, the others may wait for this one, and
+// learn it too. The caller holds the lock.
+void Engine::refuse_ended(phx_group *met) const {
+  if (!closed_ && aborted_.empty()) return;
+  const std::string reason = aborted_.empty() ? destroyed() : aborted_;
+  if (met) core_.group_revoke(met, reason.c_str());
+  C10_THROW_ERROR(
+      DistBackendError,
+      "group '" + name_ + "' was " + (aborted_.empty() ? "destroyed" : "aborted: " + aborted_) + ". Make a new group.");
+}
+
+std::string Engine::destroyed() const { return "a rank destroyed group '" + name_ + "' while it had works under way"; }
 
 void Engine::refuse(const std::string &why, Milliseconds timeout, const char *title) {
   if (is_inherited()) return;
@@ -346,8 +355,7 @@ void Engine::close() {
     for (const WorkRef &work : works()) work->drain(until, false);
     if (const auto left = works(); !left.empty()) {
       // The core must not write their buffers any more when they are gone.
-      const std::string reason = "a rank destroyed group '" + name_ + "' while it had works under way";
-      core_.group_revoke(group.get(), reason.c_str());
+      core_.group_revoke(group.get(), destroyed().c_str());
       for (const WorkRef &work : left) work->drain(until, true);
     }
   });

@@ -27,7 +27,7 @@ constexpr uint32_t kChannel = 1;
 // The functions of Python that an engine calls.
 struct Hooks {
   struct Connection {
-    phx_group *group;   // borrowed
+    phx_group *group;   // retained
     std::string token;  // random, the same on all ranks, new for each bootstrap
   };
   std::function<Connection(Milliseconds)> connect;  // collective: the bootstrap of the ranks
@@ -110,6 +110,8 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   void complete();
 
  private:
+  void refuse_ended(phx_group *met) const;
+  std::string destroyed() const;  // the reason for which the other ranks fail
   void run_thread();
   WorkRef look_for_complete(std::unique_lock<std::mutex> &guard);
   void ensure_looked_at();

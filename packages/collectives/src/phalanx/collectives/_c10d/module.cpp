@@ -95,7 +95,7 @@ void close_all() {
 using Functions = std::unordered_map<std::string, uintptr_t>;
 
 // The ranks that Python describes: (position of this rank, global ranks, store, connection). A connection has the
-// methods address(timeout in ms) -> (address of a phx_group, token), called at the first use, close(), and
+// methods address(timeout in ms) -> (address of a retained phx_group, token), called at the first use, close(), and
 // block(tensor) -> (addresses of the block of symmetric memory that it lies in, and of the phx_world of that).
 phalanx::Roster roster_of(const Functions &functions, const std::string &name, const py::tuple &described) {
   const py::object connection = described[3];
