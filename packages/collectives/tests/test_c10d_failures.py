@@ -162,42 +162,43 @@ def test_abort_ends_what_waits_in_every_thread():  # P23, P24
     run_groups(aborted, 2)
 
 
-def aborted_when_it_has_just_met(rank, size):
-    """The ranks have met, and the call that met them does not know it yet."""
+def aborted_when_it_has_just_met(rank, size, method="address"):
+    """The ranks have met, and the call that met them does not know it yet: it is in this method of Connection."""
     met, over = threading.Event(), threading.Event()
-    address = Connection.address
+    quick = getattr(Connection, method)
 
     def slow(connection, timeout_ms):
-        found = address(connection, timeout_ms)
+        found = quick(connection, timeout_ms)
         met.set()
         over.wait()
         return found
 
-    join(rank, size, seconds=600)
-    with pytest.MonkeyPatch.context() as patch:
-        if rank == 0:
-            patch.setattr(Connection, "address", slow)
-        group = dist.new_group([0, 1])
     failures = []
 
-    def first_call():
+    def first_call(group):
         try:
             dist.all_reduce(torch.ones(1), group=group)
         except dist.DistBackendError as error:
             failures.append(str(error))
 
-    thread = threading.Thread(target=first_call)
-    thread.start()
-    if rank == 0:
-        met.wait()
-        group.abort()
-        over.set()
-    thread.join()
+    join(rank, size, seconds=600)
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 0:
+            patch.setattr(Connection, method, slow)
+        group = dist.new_group([0, 1])
+        thread = threading.Thread(target=first_call, args=(group,))
+        thread.start()
+        if rank == 0:
+            met.wait()
+            group.abort()
+            over.set()
+        thread.join()
     wanted = f"group '{group.group_name}' was aborted: rank 0 aborted process group" if rank == 0 else "rank 0"
     assert len(failures) == 1 and wanted in failures[0], failures
     everybody_is_done(rank, range(size))
     dist.destroy_process_group()
 
 
-def test_abort_ends_a_group_whose_ranks_have_just_met():  # P23, P24
-    run_groups(aborted_when_it_has_just_met, 2)
+@pytest.mark.parametrize("method", ["address", "_meet"])
+def test_abort_ends_a_group_whose_ranks_have_just_met(method):  # P23, P24
+    run_groups(aborted_when_it_has_just_met, 2, method)

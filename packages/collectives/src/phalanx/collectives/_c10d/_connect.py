@@ -133,7 +133,11 @@ class Connection:
             with self._failure:
                 group = self._meet(timeout_ms)
             with self._ending:
-                self._check()
+                try:
+                    self._check()
+                except RevokedError as error:
+                    group.revoke(str(error))  # the others have met, and would wait for this rank
+                    raise
                 self._group = group
                 return group
 

@@ -98,6 +98,8 @@ Engine::GroupRef Engine::group(Milliseconds timeout, const char *title) {
   try {
     connection = hooks_.connect(timeout);
   } catch (const c10::DistBackendError &error) {
+    const std::lock_guard<std::mutex> guard(lock_);
+    refuse_ended(nullptr);
     C10_THROW_ERROR(DistBackendError, named(title, error.what_without_backtrace()));
   }
   GroupRef met(connection.group, core_.group_release);
