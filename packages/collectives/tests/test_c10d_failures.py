@@ -1,6 +1,7 @@
 """What goes wrong on the backend `phalanx` has a name, and nobody waits for ever."""
 
 import os
+import re
 import signal
 import threading
 from datetime import timedelta
@@ -162,7 +163,7 @@ def test_abort_ends_what_waits_in_every_thread():  # P23, P24
     run_groups(aborted, 2)
 
 
-def aborted_when_it_has_just_met(rank, size, method="address"):
+def ended_when_it_has_just_met(rank, size, method="address", end="abort"):
     """The ranks have met, and the call that met them does not know it yet: it is in this method of Connection."""
     met, over = threading.Event(), threading.Event()
     quick = getattr(Connection, method)
@@ -177,7 +178,7 @@ def aborted_when_it_has_just_met(rank, size, method="address"):
 
     def first_call(group):
         try:
-            dist.all_reduce(torch.ones(1), group=group)
+            group.allreduce([torch.ones(1)]).wait()  # torch.distributed asks for the group once more when it fails
         except dist.DistBackendError as error:
             failures.append(str(error))
 
@@ -186,19 +187,22 @@ def aborted_when_it_has_just_met(rank, size, method="address"):
         if rank == 0:
             patch.setattr(Connection, method, slow)
         group = dist.new_group([0, 1])
+        name = group.group_name
         thread = threading.Thread(target=first_call, args=(group,))
         thread.start()
         if rank == 0:
             met.wait()
-            group.abort()
+            group.abort() if end == "abort" else dist.destroy_process_group(group)
             over.set()
         thread.join()
-    wanted = f"group '{group.group_name}' was aborted: rank 0 aborted process group" if rank == 0 else "rank 0"
-    assert len(failures) == 1 and wanted in failures[0], failures
+    mine = {"abort": "was aborted: rank 0 aborted process group", "destroy": "was destroyed. Make a new group"}[end]
+    others = r"rank 0 (revoked|aborted)"
+    assert len(failures) == 1 and re.search(others if rank else f"group '{name}' {mine}", failures[0]), failures
     everybody_is_done(rank, range(size))
     dist.destroy_process_group()
 
 
+@pytest.mark.parametrize("end", ["abort", "destroy"])
 @pytest.mark.parametrize("method", ["address", "_meet"])
-def test_abort_ends_a_group_whose_ranks_have_just_met(method):  # P23, P24
-    run_groups(aborted_when_it_has_just_met, 2, method)
+def test_a_group_is_ended_whose_ranks_have_just_met(method, end):  # P23, P24
+    run_groups(ended_when_it_has_just_met, 2, method, end)

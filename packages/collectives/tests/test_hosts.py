@@ -252,7 +252,7 @@ def one_after_another(rank, size, names):
 
 THREE = ["test_c10d_calls.everything", "test_c10d_messages.everything", "test_c10d_life.come_and_go"]
 TWO = [f"test_c10d_life.{name}" for name in ("threads", "beside_gloo", "sequence_numbers", "unfinished")]
-TWO += [f"test_c10d_failures.{name}" for name in ("disagree", "aborted", "aborted_when_it_has_just_met")]
+TWO += [f"test_c10d_failures.{name}" for name in ("disagree", "aborted", "ended_when_it_has_just_met")]
 TWO += ["test_c10d_torch.everything", "test_c10d_ddp.everything"]  # the latter replaces parts of torch
 
 
