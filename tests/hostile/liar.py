@@ -236,8 +236,8 @@ class Liar:
         fields["call"] = wire.GROUP_CREATE if ordinal <= 2 else wire.SYMM_RENDEZVOUS
         return wire.ENVELOPE.pack(*{**fields, **changes}.values()) + payload
 
-    def tell(self, to: int, payload: bytes, fds: tuple[int, ...] = (), ordinal: int = 0, **changes: Any) -> None:
-        wire.send(self.links[to], self.envelope(payload, fds, ordinal, **changes), fds)
+    def tell(self, to: int, payload: bytes, fds: tuple[int, ...] = (), ordinal: int = 0, **changes: Any) -> bool:
+        return wire.send(self.links[to], self.envelope(payload, fds, ordinal, **changes), fds)
 
     def hear(self, rank: int, ordinal: int) -> tuple[bytes, list[int]] | None:
         """The payload of that number from that rank; what comes before it is dropped. None: it has hung up."""
@@ -269,16 +269,13 @@ class Liar:
         if fds:
             call |= wire.WITH_DESCRIPTORS
         told = {rank: (lies or {}).get(rank, (payload, fds)) for rank in self.links}
-        gone = (BrokenPipeError, ConnectionResetError)  # it saw through an earlier lie
         for rank, (parcel, _) in told.items():
-            with contextlib.suppress(*gone):
-                self.tell(rank, parcel, (), ordinal, call=call)
+            self.tell(rank, parcel, (), ordinal, call=call)
         heard = {rank: self.hear(rank, ordinal) for rank in self.links}
         if not fds:
             return {rank: parcel for rank, parcel in heard.items() if parcel is not None}
         for rank, (_, with_fds) in told.items():
-            with contextlib.suppress(*gone):
-                self.tell(rank, b"", with_fds, ordinal | wire.DESCRIPTORS, call=call)
+            self.tell(rank, b"", with_fds, ordinal | wire.DESCRIPTORS, call=call)
         whole = {}
         for rank, parcel in heard.items():
             descriptors = self.hear(rank, ordinal | wire.DESCRIPTORS) if parcel is not None else None

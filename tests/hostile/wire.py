@@ -135,9 +135,14 @@ def listen(uuid: bytes) -> socket.socket:
     return listener
 
 
-def send(link: socket.socket, data: bytes, fds: tuple[int, ...] = ()) -> None:
+def send(link: socket.socket, data: bytes, fds: tuple[int, ...] = ()) -> bool:
+    """Whether the other side was still there. It may hang up at any time, if only because it heard from a third."""
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    link.sendmsg([data], rights)
+    try:
+        link.sendmsg([data], rights)
+    except (BrokenPipeError, ConnectionResetError):
+        return False
+    return True
 
 
 def receive(link: socket.socket) -> tuple[bytes, list[int]]:
