@@ -1,5 +1,7 @@
 // Waiting for a word: also where the writer is said to be on the same core, and does not announce what it stores.
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <thread>
@@ -11,6 +13,19 @@ namespace {
 
 using phx::SharedWord;
 using phx::WaitResult;
+
+std::atomic<int> yields{0};
+std::atomic<int64_t> yield_ms{0};  // how long each one takes: programs that compute want the core
+
+}  // namespace
+
+extern "C" int sched_yield() noexcept {
+  yields.fetch_add(1);
+  if (const int64_t ms = yield_ms.load(); ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(ms));
+  return static_cast<int>(syscall(SYS_sched_yield));
+}
+
+namespace {
 
 // Keeps this thread on the core it is on, so that the hint stays true.
 void stay() {
@@ -80,6 +95,52 @@ TEST(a_writer_on_the_same_core_goes_on) {
     CHECK(phx::wait_reached(word, turn, sleepers, interrupted, deadline, &core) == WaitResult::kReached);
     writer.join();
   }
+}
+
+// Two threads that answer each other in turn. Returns how often they yielded.
+int yields_of_turns(uint32_t turns, const SharedWord *core) {
+  SharedWord asked{0}, answered{0}, sleepers{0};
+  const std::atomic<int32_t> interrupted{0};
+  const auto await = [&](const SharedWord &word, uint32_t turn) {
+    phx::LazyDeadline deadline(30000);
+    CHECK(phx::wait_reached(word, turn, sleepers, interrupted, deadline, core) == WaitResult::kReached);
+  };
+  yields = 0;
+  yield_ms = 2;
+  std::thread other([&] {
+    for (uint32_t turn = 1; turn <= turns; ++turn) {
+      await(asked, turn);
+      phx::store_and_wake(answered, turn, sleepers, false);
+    }
+  });
+  for (uint32_t turn = 1; turn <= turns; ++turn) {
+    phx::store_and_wake(asked, turn, sleepers, false);
+    await(answered, turn);
+  }
+  other.join();
+  yield_ms = 0;
+  return yields.load();
+}
+
+// Each of them would otherwise cost a slice of time of the program that computes: now and then one is tried.
+TEST(waits_do_not_yield_where_other_programs_want_the_core) {
+  constexpr int kTurns = 300;
+  CHECK(yields_of_turns(kTurns, nullptr) < kTurns / 4);
+  stay();
+  const SharedWord core{phx::current_core()};
+  CHECK(yields_of_turns(kTurns, &core) < kTurns / 4);
+}
+
+TEST(a_wait_that_has_slept_looks_before_it_yields) {
+  phx::LazyDeadline deadline(30000);
+  int looks = 0, sleeps = 0;
+  yields = 0;
+  yield_ms = 2;
+  const auto look = [&] { return ++looks > 20 ? WaitResult::kReached : WaitResult::kNothing; };
+  const auto sleep = [&] { return ++sleeps, WaitResult::kNothing; };
+  CHECK(phx::Waiter(deadline).wait(look, sleep) == WaitResult::kReached);
+  yield_ms = 0;
+  CHECK(yields.load() <= 1 && sleeps >= 19);
 }
 
 }  // namespace

@@ -16,19 +16,69 @@ namespace {
 // Sleeping would only make the core idle, and waking an idle core takes long, above all in a virtual machine, whose
 // host gives the core away: two ranks that wait for each other in turn would then sleep and wake at every step.
 constexpr int64_t kYieldNs = 2 * 1000 * 1000;
-// A yield that is longer than other ranks need for a chunk has run another program: the waiter sleeps sooner then.
-constexpr int64_t kLongYieldNs = 500 * 1000;
-constexpr int64_t kYieldOnBusyCoreNs = 100 * 1000;
 constexpr int64_t kFruitlessYieldNs = 800;  // a yield that runs no other thread takes half of that
-constexpr uint32_t kSharedYields = 64;  // after so many fruitless yields in a row the core no longer counts as shared
-constexpr int kFruitlessYields = 2;     // after so many a waiter sleeps if the writer is on its core
-constexpr int kMoreSpins = 100;         // a few microseconds at most; the length of a pause depends on the processor
-constexpr int64_t kTurnNs = 2000;       // to switch to another process and back (2.5 us on an EPYC)
+constexpr int kFruitlessYields = 2;         // after so many a waiter sleeps if the writer is on its core
+constexpr int kMoreSpins = 100;    // a few microseconds at most; the length of a pause depends on the processor
+constexpr int64_t kTurnNs = 2000;  // to switch to another process and back (2.5 us on an EPYC)
 constexpr int64_t kMaxSleepNs = 5 * 1000 * 1000;
 
-// Above 0 if this thread shares its core: one of its last yields ran another thread. Spinning would then delay the rank
-// that is waited for; on a core of its own, spinning saves a system call that costs as much as a small collective.
-thread_local uint32_t core_is_shared = 0;
+// What the yields of this thread tell of its core.
+class Core {
+ public:
+  // Whether one of the last yields ran another thread. Spinning would then delay the rank that is waited for; on a core
+  // of its own, spinning saves a system call that costs as much as a small collective.
+  bool is_shared() const { return shared_ > 0; }
+  // Whether threads that compute want it. A long yield has run such a thread, for as long as the system let it: who is
+  // woken takes the core back from it, who yields does not. So waiters sleep for a while after the second long yield (a
+  // single one does not tell: the host of a virtual machine may have taken the core). Then one yield is tried again,
+  // and if that is long, the next while is longer.
+  bool is_wanted(int64_t now) {
+    if (now >= wanted_until_ns_) wanted_until_ns_ = 0;
+    return was_wanted();
+  }
+  // As it was known last. Does not need the time.
+  bool was_wanted() const { return wanted_until_ns_ != 0; }
+  // Whether to time a yield that is timed only for this: one of 16, or all after a long one.
+  bool is_in_question() { return tells_until_ns_ != 0 || ++yields_ % 16 == 0; }
+
+  void yield_ran_another() { shared_ = kSharedYields; }
+  // Returns whether the yield was a long one.
+  bool yielded(int64_t begin, int64_t end) {
+    const int64_t took = end - begin;
+    if (took > kFruitlessYieldNs)
+      yield_ran_another();
+    else if (is_shared())
+      --shared_;
+    const bool tells = begin < tells_until_ns_;
+    const bool is_long = took > kLongYieldNs;
+    if (is_long && tells) {
+      while_ns_ = std::min(2 * while_ns_, kLongestWhileNs);
+      wanted_until_ns_ = end + while_ns_;
+      tells_until_ns_ = wanted_until_ns_ + kAgainNs;
+    } else if (is_long) {
+      while_ns_ = kFirstWhileNs / 2;
+      tells_until_ns_ = end + kSoonNs;
+    } else if (!tells) {
+      tells_until_ns_ = 0;
+    }
+    return is_long;
+  }
+
+ private:
+  static constexpr uint32_t kSharedYields = 64;  // after so many fruitless ones in a row it no longer counts as shared
+  static constexpr int64_t kMs = 1000 * 1000;
+  static constexpr int64_t kLongYieldNs = kMs / 2;  // more than other ranks need for a chunk
+  static constexpr int64_t kSoonNs = 10 * kMs;      // from the first long yield to the second
+  static constexpr int64_t kFirstWhileNs = 20 * kMs, kLongestWhileNs = 320 * kMs;
+  static constexpr int64_t kAgainNs = 100 * kMs;  // for so long after a while, one long yield tells
+
+  uint32_t shared_ = 0;
+  uint32_t yields_ = 0;
+  int64_t wanted_until_ns_ = 0;  // 0: it is not
+  int64_t tells_until_ns_ = 0;   // a long yield that begins before tells that it is wanted
+  int64_t while_ns_ = 0;
+};
+thread_local Core this_core;
 
 void sleep_ns(int64_t ns) {
   const timespec t{static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
@@ -88,22 +138,17 @@ int spins_of_a_turn() {
 }
 
 void Waiter::restart() {
-  begin_ns_ = now_ = now_ns();
-  sleep_at_ns_ = begin_ns_ + kYieldNs;
+  now_ = now_ns();
+  sleep_at_ns_ = this_core.is_wanted(now_) ? now_ : now_ + kYieldNs;
 }
 
 void Waiter::yield() {
-  if (deadline_.poll() != LazyDeadline::Elsewhere::kNothing) fruitless_yields_ = 0;
-  sched_yield();
+  if (deadline_.poll() != LazyDeadline::Elsewhere::kNothing) slept();
   const int64_t before = now_;
+  sched_yield();
   now_ = now_ns();
-  const int64_t took = now_ - before;
-  fruitless_yields_ = took > kFruitlessYieldNs ? 0 : fruitless_yields_ + 1;
-  if (took > kFruitlessYieldNs)
-    core_is_shared = kSharedYields;
-  else if (core_is_shared > 0)
-    --core_is_shared;
-  if (took > kLongYieldNs) sleep_at_ns_ = begin_ns_ + kYieldOnBusyCoreNs;
+  fruitless_yields_ = now_ - before > kFruitlessYieldNs ? 0 : fruitless_yields_ + 1;
+  if (this_core.yielded(before, now_)) sleep_at_ns_ = now_;
 }
 
 void Backoff::pause(const Deadline &deadline) {
@@ -115,13 +160,16 @@ WaitResult wait_reached_slow(const SharedWord &word, uint32_t target, SharedWord
                              const std::atomic<int32_t> &interrupted, LazyDeadline &deadline,
                              const SharedWord *writer_core) {
   const bool on_writer_core = runs_on_this_core(writer_core);
-  if (on_writer_core) {  // usually one yield is enough, and the clock is not read
+  Core &core = this_core;
+  if (on_writer_core && !core.was_wanted()) {  // usually one yield is enough
+    const int64_t before = core.is_in_question() ? now_ns() : 0;
     sched_yield();
+    if (before != 0) core.yielded(before, now_ns());
     if (reached(word.load(std::memory_order_acquire), target)) {
-      core_is_shared = kSharedYields;
+      core.yield_ran_another();
       return WaitResult::kReached;
     }
-  } else if (core_is_shared == 0) {
+  } else if (!core.is_shared()) {
     for (int i = 0; i < kMoreSpins; ++i) {
       if (reached(word.load(std::memory_order_acquire), target)) return WaitResult::kReached;
       cpu_relax();

@@ -66,8 +66,8 @@ class LazyDeadline {
 // calls of the ranks.
 enum class WaitResult { kReached, kInterrupted, kTimeout, kNothing, kMoved, kMismatch };
 
-// The part of a wait that follows the first spins: it yields between calls of `look` for 2 ms, or for 0.1 ms where
-// other programs want the core, and then sleeps between them.
+// The part of a wait that follows the first spins: it yields between calls of `look` for 2 ms, but not where other
+// programs want the core, and then sleeps between them.
 class Waiter {
  public:
   explicit Waiter(LazyDeadline &deadline, int fruitless_yields = 0)
@@ -81,14 +81,18 @@ class Waiter {
     for (;;) {
       WaitResult seen = look();
       const bool yielded_enough = now_ >= sleep_at_ns_;
-      if (seen == WaitResult::kNothing && yielded_enough && left_ns() > 0) {
+      const bool sleeps = seen == WaitResult::kNothing && yielded_enough && left_ns() > 0;
+      if (sleeps) {
         seen = sleep();
         slept();
       }
       if (seen != WaitResult::kNothing && seen != WaitResult::kMoved) return seen;
       if (left_ns() <= 0) return WaitResult::kTimeout;
       if ((yielded_enough || seen == WaitResult::kMoved) && interrupt_requested()) return WaitResult::kTimeout;
-      seen == WaitResult::kMoved ? restart() : yield();
+      if (seen == WaitResult::kMoved)
+        restart();
+      else if (!sleeps)
+        yield();
     }
   }
 
@@ -106,7 +110,6 @@ class Waiter {
   void yield();
 
   LazyDeadline &deadline_;
-  int64_t begin_ns_ = 0;
   int64_t sleep_at_ns_ = 0;
   int64_t now_ = 0;  // when the clock was last read
   int fruitless_yields_;
