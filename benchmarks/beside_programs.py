@@ -9,12 +9,14 @@ pays: most calls fit between two slices of time of another program, and a few wa
 """
 
 import argparse
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -52,6 +54,17 @@ def rank_main(rank: int, ranks: int, backend: str, nbytes: int, seconds: float, 
     dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def programs_that_compute(count: int) -> Iterator[None]:
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+
+
 def turn(ranks: int, backend: str, nbytes: int, seconds: float) -> tuple[float, float]:
     results = mp.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
@@ -73,8 +86,7 @@ def main() -> None:
     kinds = [("phalanx", library) for library in options.library or [os.environ.get(LIBRARY, "")]] + [("gloo", "")]
     rows = []
     for programs in map(int, options.programs.split(",")):
-        loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(programs)]
-        try:
+        with programs_that_compute(programs):
             for ranks in map(int, options.ranks.split(",")):
                 for nbytes in map(size_of, options.sizes.split(",")):
                     found: dict[tuple[str, str], list[tuple[float, float]]] = {kind: [] for kind in kinds}
@@ -89,10 +101,6 @@ def main() -> None:
                         row |= {"mean_us": round(median(means), 1), "median_us": round(median(medians), 1)}
                         print(*(f"{key} {value}" for key, value in row.items()), sep="  ", flush=True)
                         rows.append(row)
-        finally:
-            for loop in loops:
-                loop.kill()
-                loop.wait()
     if options.json:
         about = {"torch": torch.__version__, "cores": os.cpu_count()}
         about |= {"turns": options.turns, "seconds": options.seconds}

@@ -1,10 +1,11 @@
 """Training steps of DistributedDataParallel and of fully_shard: the backend `phalanx` beside gloo, in turns.
 
-    python benchmarks/data_parallel.py [--hosts] [--steps N] [--json FILE]
+    python benchmarks/data_parallel.py [--hosts] [--programs N] [--steps N] [--json FILE]
 
 Two ranks and a model of 25 million parameters. Both groups are in the same two processes, each with a model of its own
 that starts from the same weights and sees the same data; the losses are compared step by step. With --hosts each rank
-is on a host of its own, which are two network namespaces of this machine; making them needs root.
+is on a host of its own, which are two network namespaces of this machine; making them needs root. With --programs other
+programs compute on the same cores, as loaders of data do.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+import beside_programs
 import between_hosts
 import torch
 import torch.distributed as dist
@@ -113,6 +115,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--json", default="")
     parser.add_argument("--hosts", action="store_true")
+    parser.add_argument("--programs", type=int, default=0)
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)  # of a process that --hosts starts
     parser.add_argument("--meeting", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -122,7 +125,7 @@ def main() -> None:
         on_two_hosts(options)
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, beside_programs.programs_that_compute(options.programs):
             arguments = (2, f"file://{folder}/store", options.steps, options.json)
             torch.multiprocessing.spawn(run, args=arguments, nprocs=2)
 

@@ -1,7 +1,11 @@
 """Callbacks of futures of the backend `phalanx`: they may wait, take long and raise, and disturb nobody."""
 
 import contextlib
+import os
+import subprocess
+import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,12 +20,17 @@ from ranks import scratch
 LONG = 30  # seconds, after which a test has hung
 
 
-def futures_threads():
-    names = []
-    for each in Path("/proc/self/task").glob("*/comm"):
+def states():
+    """The lines of /proc/.../status, by name, of each thread that completes futures."""
+    found = []
+    for each in Path("/proc/self/task").glob("*/status"):
         with contextlib.suppress(OSError):  # it has just ended
-            names.append(each.read_text().strip())
-    return sum("phalanx_futures" in name for name in names)
+            found.append(dict(line.split(":\t", 1) for line in each.read_text().splitlines()))
+    return [state for state in found if "phalanx_futures" in state["Name"]]
+
+
+def futures_threads():
+    return len(states())
 
 
 def begin(tensor):
@@ -178,3 +187,28 @@ def real_timeout(rank, size, what):
 @pytest.mark.parametrize("what", ["all_reduce", "recv"])
 def test_a_future_names_the_real_timeout(what):
     run_groups(real_timeout, 2, what)
+
+
+def beside_a_program(rank, size):
+    """Waits for a late rank, on a core that a program wants. How often its thread slept and gave the core away."""
+    if rank == 0:
+        core = min(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {core})
+        program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    join(rank, size)
+    for _ in range(10):
+        if rank == 1:
+            time.sleep(0.06)
+        begin(torch.ones(4)).wait()
+    told = [[int(state[f"{kind}_ctxt_switches"]) for state in states()] for kind in ("voluntary", "nonvoluntary")]
+    if rank == 0:
+        program.kill()
+        program.wait()
+    dist.destroy_process_group()
+    return tuple(map(sum, told))
+
+
+def test_futures_do_not_give_their_core_to_other_programs():
+    """A program that computes has a slice of time for each yield; a thread that sleeps takes the core back."""
+    slept, yielded = run_groups(beside_a_program, 2)[0]
+    assert slept > yielded

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <ATen/ATen.h>
@@ -11,6 +12,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <ctime>
 #include <utility>
 
 namespace phalanx {
@@ -21,10 +23,38 @@ constexpr auto kDrain = std::chrono::seconds(5);    // how long `close` waits fo
 // Between polls of the works under way. Long enough to leave the CPU core to the ranks that are waited for.
 constexpr auto kShortestPause = std::chrono::microseconds(20);
 constexpr auto kLongestPause = std::chrono::microseconds(200);
-constexpr int kYields = 500;                           // before the first pause
-constexpr auto kMoved = std::chrono::microseconds(4);  // a poll that took longer has moved data
-constexpr size_t kSwept = 8;                           // works that a call polls, in turn
-constexpr int kIdleThreads = 2;                        // further idle threads end
+constexpr int kYields = 500;                             // before the first pause
+constexpr auto kWanted = std::chrono::milliseconds(20);  // for so long there are pauses only (see Yields)
+constexpr auto kMoved = std::chrono::microseconds(4);    // a poll that took longer has moved data
+constexpr size_t kSwept = 8;                             // works that a call polls, in turn
+constexpr int kIdleThreads = 2;                          // further idle threads end
+
+std::chrono::nanoseconds read_clock(clockid_t clock) {
+  timespec time{};
+  clock_gettime(clock, &time);
+  return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
+}
+
+// The yields of one thread. A long one has run a thread that computes, for as long as the system let it. One of this
+// process is welcome to it. From another program a thread that wakes from a pause takes the core back at once.
+class Yields {
+ public:
+  // Yields. Returns whether that was the second long one soon after another, and this process computed little between.
+  bool runs_another_program(Clock::time_point begin) {
+    std::this_thread::yield();
+    const Clock::time_point end = Clock::now();
+    if (end - begin < std::chrono::microseconds(500)) return false;
+    const auto others = read_clock(CLOCK_PROCESS_CPUTIME_ID) - read_clock(CLOCK_THREAD_CPUTIME_ID);
+    const bool soon = begin - last_ < std::chrono::milliseconds(10);
+    const bool foreign = soon && others - others_ < (end - last_) / 2;
+    last_ = end, others_ = others;
+    return foreign;
+  }
+
+ private:
+  Clock::time_point last_;              // the end of the last long yield
+  std::chrono::nanoseconds others_{0};  // how long other threads of this process had computed then
+};
 
 // Completes the future of a work that is over.
 void run_callbacks(Work &work) {
@@ -227,6 +257,7 @@ void Engine::ensure_looked_at() {
 // runs the callbacks of the user.
 void Engine::run_thread() {
   c10::setThreadName("phalanx_futures");
+  prctl(PR_SET_TIMERSLACK, 1000);  // ns: pauses are as short as they say
   std::unique_lock<std::mutex> guard(lock_);
   while (!stop_) {
     called_ = false;
@@ -257,6 +288,7 @@ void Engine::run_thread() {
 // engine was stopped, or if no work is watched. `guard` holds the lock, which is released during a poll.
 WorkRef Engine::look_for_complete(std::unique_lock<std::mutex> &guard) {
   std::vector<WorkRef> looked_at;
+  Yields yielding;
   int looks = 0;
   while (!stop_ && !watched_.empty()) {
     looked_at = watched_;
@@ -265,18 +297,21 @@ WorkRef Engine::look_for_complete(std::unique_lock<std::mutex> &guard) {
     const auto over = std::find_if(looked_at.begin(), looked_at.end(), [](auto &work) { return work->is_over(); });
     const WorkRef complete = over == looked_at.end() ? WorkRef() : *over;
     // A large operation takes many polls, and the peers wait for each: there is no pause while data moves.
-    const bool moved = Clock::now() - began > kMoved;
+    const Clock::time_point looked = Clock::now();
+    const bool moved = looked - began > kMoved;
     looked_at.clear();  // may be the last references, whose end must not happen under the lock
     looks = moved ? 0 : looks + 1;
-    if (!complete && !moved && looks <= kYields) std::this_thread::yield();
+    const int yields = looked < core_is_wanted_until_ ? 0 : kYields;
+    if (!complete && !moved && looks <= yields && yielding.runs_another_program(looked))
+      core_is_wanted_until_ = Clock::now() + kWanted;
     guard.lock();
     if (complete) {
       const auto place = std::find(watched_.begin(), watched_.end(), complete);
       if (place != watched_.end()) watched_.erase(place);
       return complete;
     }
-    if (looks > kYields && !stop_)
-      changed_.wait_for(guard, std::min(kShortestPause * (looks - kYields), std::chrono::microseconds(kLongestPause)));
+    if (looks > yields && !stop_)
+      changed_.wait_for(guard, std::min(kShortestPause * (looks - yields), std::chrono::microseconds(kLongestPause)));
   }
   return {};
 }

@@ -138,8 +138,9 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // or are idle. So a callback may wait for another future, or take long, without delaying others.
   std::condition_variable changed_;
   std::vector<WorkRef> watched_;
-  bool looking_ = false;  // a thread polls the watched works
-  bool called_ = false;   // a thread was woken or started that will poll them
+  bool looking_ = false;                                        // a thread polls the watched works
+  std::chrono::steady_clock::time_point core_is_wanted_until_;  // by threads that compute; of the thread that polls
+  bool called_ = false;                                         // a thread was woken or started that will poll them
   int idle_ = 0;
   std::map<std::thread::id, std::thread> threads_;
   std::vector<std::thread> ended_;  // to be joined
