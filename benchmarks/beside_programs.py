@@ -24,13 +24,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from two_builds import size_of
 
-SUFFIXES = {"k": 1 << 10, "m": 1 << 20}
 LIBRARY = "PHALANX_LIBRARY"
-
-
-def size_of(text: str) -> int:
-    return int(text[:-1]) * SUFFIXES[text[-1]] if text[-1] in SUFFIXES else int(text)
 
 
 def rank_main(rank: int, ranks: int, backend: str, nbytes: int, seconds: float, store: str, results: Any) -> None:

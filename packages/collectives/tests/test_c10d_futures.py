@@ -191,19 +191,17 @@ def test_a_future_names_the_real_timeout(what):
 
 def beside_a_program(rank, size):
     """Waits for a late rank, on a core that a program wants. How often its thread slept and gave the core away."""
-    if rank == 0:
-        core = min(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {core})
-        program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-    join(rank, size)
-    for _ in range(10):
-        if rank == 1:
-            time.sleep(0.06)
-        begin(torch.ones(4)).wait()
-    told = [[int(state[f"{kind}_ctxt_switches"]) for state in states()] for kind in ("voluntary", "nonvoluntary")]
-    if rank == 0:
-        program.kill()
-        program.wait()
+    with contextlib.ExitStack() as stack:
+        if rank == 0:
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+            program = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(program.kill)
+        join(rank, size)
+        for _ in range(10):
+            if rank == 1:
+                time.sleep(0.06)
+            begin(torch.ones(4)).wait()
+        told = [[int(state[f"{kind}_ctxt_switches"]) for state in states()] for kind in ("voluntary", "nonvoluntary")]
     dist.destroy_process_group()
     return tuple(map(sum, told))
 
